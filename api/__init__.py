@@ -1,0 +1,1 @@
+"""The faces: HTTP and public gRPC, text to token ids and back."""

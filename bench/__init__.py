@@ -1,0 +1,1 @@
+"""Measurements: every number in the docs comes from a command here."""

@@ -1,0 +1,1 @@
+"""The decode pool: receives KV, streams tokens."""

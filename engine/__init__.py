@@ -1,0 +1,1 @@
+"""One model on one rank: token ids in, token ids and numbers out."""

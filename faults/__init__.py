@@ -1,0 +1,1 @@
+"""Fault points: places where a test plan may break the running system."""

@@ -1,0 +1,154 @@
+"""A fault plan read from the environment, and the points where the system asks it what to do.
+
+`RELEVO_FAULT_PLAN` holds a JSON list of faults. It is refused unless `RELEVO_TESTING=1`. Counters live as files in
+`RELEVO_FAULT_DIR`, shared by all processes, so a worker that was restarted does not die of the same fault again.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+POINTS = frozenset(
+    {
+        "admission",
+        "prefill_step",
+        "decode_step",
+        "sample",
+        "kv_send",
+        "kv_recv",
+        "detokenize",
+        "control_message",
+        "engine_heartbeat",
+    }
+)
+ACTIONS = frozenset({"raise", "kill", "freeze", "delay", "drop", "duplicate", "corrupt"})
+MATCH_KEYS = frozenset({"pool", "worker", "request_label"})
+
+
+class FaultInjectedError(RuntimeError):
+    """Raised at a fault point whose action is `raise`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One entry of the plan."""
+
+    point: str
+    action: str
+    match: Mapping[str, str]
+    after: int = 0  # hits skipped first
+    count: int = 1  # times it acts; 0 = always
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a plan that could never act."""
+        if self.point not in POINTS:
+            raise ValueError(f"Got {self.point = } but expected one of {sorted(POINTS)}")
+        if self.action not in ACTIONS:
+            raise ValueError(f"Got {self.action = } but expected one of {sorted(ACTIONS)}")
+        if unknown := set(self.match) - MATCH_KEYS:
+            raise ValueError(f"Got match keys {sorted(unknown)} but expected {sorted(MATCH_KEYS)}")
+
+
+class FaultPlan:
+    """The faults of this process. Invariant: each fault acts at most `count` times over all processes."""
+
+    def __init__(self, faults: list[Fault], folder: Path | None) -> None:
+        self._faults = faults
+        self._folder = folder
+        self._hits: dict[int, int] = {}
+        self.identity: dict[str, str] = {}
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "FaultPlan":
+        """Read the plan; ValueError when it is malformed or not allowed here."""
+        text = environ.get("RELEVO_FAULT_PLAN", "")
+        if not text:
+            return cls([], None)
+        if environ.get("RELEVO_TESTING") != "1":
+            raise ValueError("RELEVO_FAULT_PLAN is set but RELEVO_TESTING=1 is not")
+        faults = [Fault(**{"match": {}, **entry}) for entry in json.loads(text)]
+        folder = environ.get("RELEVO_FAULT_DIR")
+        return cls(faults, Path(folder) if folder else None)
+
+    def due(self, point: str, context: Mapping[str, str]) -> Fault | None:
+        """Count a hit of `point` and return the fault that acts now, if any."""
+        facts = {**self.identity, **context}
+        for number, fault in enumerate(self._faults):
+            if fault.point != point:
+                continue
+            if any(facts.get(key, "") != value for key, value in fault.match.items()):
+                continue
+            hits = self._count_hit(number)
+            if hits > fault.after and (fault.count == 0 or hits <= fault.after + fault.count):
+                return fault
+        return None
+
+    def _count_hit(self, number: int) -> int:
+        if self._folder is None:
+            self._hits[number] = self._hits.get(number, 0) + 1
+            return self._hits[number]
+        path = self._folder / f"fault-{number}.hits"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            hits = int(os.read(descriptor, 32) or b"0") + 1
+            os.pwrite(descriptor, str(hits).encode(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return hits
+
+    def __bool__(self) -> bool:
+        return bool(self._faults)
+
+
+_PLAN = FaultPlan.from_environment(os.environ)
+
+
+def identify(*, pool: str, worker: str) -> None:
+    """Say once who this process is, so that plans can match on it."""
+    _PLAN.identity.update(pool=pool, worker=worker)
+
+
+def fault_point(point: str, **context: str) -> str | None:
+    """Ask the plan, carry out what blocks or ends, and return `drop`, `duplicate` or `corrupt` for the caller."""
+    if not _PLAN:
+        return None
+    fault = _PLAN.due(point, context)
+    if fault is None:
+        return None
+    if fault.action == "delay" or (fault.action == "freeze" and point == "engine_heartbeat"):
+        time.sleep(fault.delay_s)
+        return None
+    return _carry_out(fault)
+
+
+async def fault_point_async(point: str, **context: str) -> str | None:
+    """Like `fault_point`, without blocking the event loop on a delay."""
+    if not _PLAN:
+        return None
+    fault = _PLAN.due(point, context)
+    if fault is None:
+        return None
+    if fault.action == "delay":
+        await asyncio.sleep(fault.delay_s)
+        return None
+    return _carry_out(fault)
+
+
+def _carry_out(fault: Fault) -> str | None:
+    if fault.action == "raise":
+        raise FaultInjectedError(f"fault at {fault.point}")
+    if fault.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault.action == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return None
+    return fault.action

@@ -1,0 +1,1 @@
+"""The prefill pool: computes a prompt's KV and hands it over."""

@@ -1,0 +1,1 @@
+"""Chooses the workers of each request and follows it to its end."""

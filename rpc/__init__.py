@@ -1,0 +1,1 @@
+"""The control plane: gRPC servers and channels between our processes."""
