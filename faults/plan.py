@@ -1,7 +1,8 @@
 """A fault plan read from the environment, and the points where the system asks it what to do.
 
-`RELEVO_FAULT_PLAN` holds a JSON list of faults. It is refused unless `RELEVO_TESTING=1`. Counters live as files in
-`RELEVO_FAULT_DIR`, shared by all processes, so a worker that was restarted does not die of the same fault again.
+`RELEVO_FAULT_PLAN` holds a JSON list of faults. It is refused unless `RELEVO_TESTING=1`.
+Counters live as files in `RELEVO_FAULT_DIR`, shared by all processes, so a worker that was
+restarted does not die of the same fault again.
 """
 
 import asyncio
@@ -57,7 +58,10 @@ class Fault:
 
 
 class FaultPlan:
-    """The faults of this process. Invariant: each fault acts at most `count` times over all processes."""
+    """The faults of this process.
+
+    Invariant: each fault acts at most `count` times over all processes that share the folder.
+    """
 
     def __init__(self, faults: list[Fault], folder: Path | None) -> None:
         self._faults = faults
@@ -118,7 +122,10 @@ def identify(*, pool: str, worker: str) -> None:
 
 
 def fault_point(point: str, **context: str) -> str | None:
-    """Ask the plan, carry out what blocks or ends, and return `drop`, `duplicate` or `corrupt` for the caller."""
+    """Ask the plan and carry out what blocks or ends.
+
+    Returns `drop`, `duplicate` or `corrupt` where the caller has to carry it out, else None.
+    """
     if not _PLAN:
         return None
     fault = _PLAN.due(point, context)

@@ -1,0 +1,1 @@
+"""Package relevo.v1."""

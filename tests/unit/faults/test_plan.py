@@ -1,0 +1,66 @@
+"""A fault plan acts exactly as often as it says, over all processes that share its folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from faults.plan import FaultPlan
+
+
+def _plan(folder: Path | None, **fault: object) -> FaultPlan:
+    environ = {"RELEVO_TESTING": "1", "RELEVO_FAULT_PLAN": json.dumps([fault])}
+    if folder is not None:
+        environ["RELEVO_FAULT_DIR"] = str(folder)
+    return FaultPlan.from_environment(environ)
+
+
+def test_a_plan_is_refused_outside_tests() -> None:
+    with pytest.raises(ValueError, match="RELEVO_TESTING"):
+        FaultPlan.from_environment({"RELEVO_FAULT_PLAN": "[]"})
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"point": "nowhere", "action": "kill"},
+        {"point": "sample", "action": "explode"},
+        {"point": "sample", "action": "kill", "match": {"colour": "red"}},
+    ],
+)
+def test_a_plan_that_could_never_act_is_refused(fault: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        _plan(None, **fault)
+
+
+def test_after_and_count_bound_when_a_fault_acts() -> None:
+    plan = _plan(None, point="sample", action="raise", after=1, count=2)
+    assert [plan.due("sample", {}) is not None for _ in range(5)] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_count_zero_acts_always() -> None:
+    plan = _plan(None, point="sample", action="raise", count=0)
+    assert all(plan.due("sample", {}) for _ in range(4))
+
+
+def test_a_fault_matches_identity_and_request_label() -> None:
+    plan = _plan(
+        None, point="sample", action="raise", match={"pool": "decode", "request_label": "victim"}
+    )
+    plan.identity.update(pool="decode", worker="decode-0")
+    assert plan.due("sample", {"request_label": "other"}) is None
+    assert plan.due("decode_step", {"request_label": "victim"}) is None
+    assert plan.due("sample", {"request_label": "victim"}) is not None
+
+
+def test_hits_are_shared_through_the_folder(tmp_path: Path) -> None:
+    first = _plan(tmp_path, point="sample", action="raise")
+    restarted = _plan(tmp_path, point="sample", action="raise")
+    assert first.due("sample", {}) is not None
+    assert restarted.due("sample", {}) is None
