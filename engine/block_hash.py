@@ -1,0 +1,70 @@
+"""The chained hash that names a full block of tokens: equal in every process, free of seeds."""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import NewType
+
+BlockHash = NewType("BlockHash", bytes)
+
+HASH_SCHEME = "sha256-v1"
+
+
+def hash_root(  # noqa: PLR0913 - each is a fact that sets two caches apart
+    *,
+    model_id: str,
+    model_revision: str,
+    dtype: str,
+    block_size: int,
+    layout_version: int,
+    rope_variant: str = "",
+    lora: str = "",
+) -> BlockHash:
+    """Start of every chain: all that makes two KV blocks of equal tokens differ."""
+    facts = (
+        HASH_SCHEME,
+        model_id,
+        model_revision,
+        dtype,
+        str(block_size),
+        str(layout_version),
+        rope_variant,
+        lora,
+    )
+    digest = hashlib.sha256()
+    for fact in facts:
+        _update_with_text(digest, fact)
+    return BlockHash(digest.digest())
+
+
+def salted_root(root: BlockHash, cache_salt: str) -> BlockHash:
+    """Root of the chains of one salt; prompts under different salts never share a block."""
+    if not cache_salt:
+        return root
+    digest = hashlib.sha256(root)
+    _update_with_text(digest, cache_salt)
+    return BlockHash(digest.digest())
+
+
+def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Hash of one full block that follows `parent`."""
+    return BlockHash(
+        hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+    )
+
+
+def hash_blocks(token_ids: Sequence[int], *, block_size: int, root: BlockHash) -> list[BlockHash]:
+    """Hashes of the full blocks of `token_ids`, first block first; a partial one has none."""
+    hashes: list[BlockHash] = []
+    parent = root
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = hash_block(parent, token_ids[start : start + block_size])
+        hashes.append(parent)
+    return hashes
+
+
+def _update_with_text(digest: "hashlib._Hash", text: str) -> None:
+    # Length first, so that no two lists of texts read as the same bytes.
+    encoded = text.encode()
+    digest.update(struct.pack("<Q", len(encoded)))
+    digest.update(encoded)

@@ -1,0 +1,118 @@
+"""One request as the engine sees it, and what the engine says about it after a step."""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.block_hash import BlockHash
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    MIGRATE = "migrate"
+
+
+class RequestStatus(StrEnum):
+    """Where a request is."""
+
+    WAITING = "waiting"  # in the queue, owns nothing
+    WAITING_FOR_KV = "waiting_for_kv"  # blocks reserved, KV on its way from a peer
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # back in the queue, blocks given up
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when the request stops; counts start at `num_prompt_tokens`."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 = greedy
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning."""
+        if self.max_tokens < 1:
+            raise ValueError(f"Got {self.max_tokens = } but expected at least 1")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise ValueError(f"Got {self.temperature = } but expected a finite number >= 0")
+        if self.top_k < 0:
+            raise ValueError(f"Got {self.top_k = } but expected 0 (off) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"Got {self.top_p = } but expected a number in (0, 1]")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"Got {self.min_p = } but expected a number in [0, 1]")
+        if self.min_tokens < 0:
+            raise ValueError(f"Got {self.min_tokens = } but expected 0 or more")
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestTimings:
+    """Durations of one request on this engine, in seconds; 0 until known."""
+
+    prefill_wait_s: float = 0.0  # admission to the first scheduled chunk
+    prefill_s: float = 0.0  # first scheduled chunk to the first token
+    slot_wait_s: float = 0.0  # all KV present to the first scheduled decode step
+    first_decode_s: float = 0.0  # that step's start to its token
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One request. Invariant: KV of `token_ids[:num_computed_tokens]` lies in `block_ids`."""
+
+    request_id: str
+    token_ids: list[int]  # prompt and output so far; the engine appends
+    num_prompt_tokens: int  # the client's own prompt, also after a migration
+    sampling_params: SamplingParams
+    cache_salt: str = ""
+    request_label: str = ""
+    hand_over: bool = False  # compute, sample one token, keep the KV for a peer
+
+    # The engine's own, from here on.
+    status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
+    block_ids: list[int] = field(default_factory=list, init=False)
+    block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of full blocks
+    num_computed_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)  # hits at the first admission
+    num_stored_blocks: int = field(default=0, init=False)  # leading blocks offered to the map
+    num_preemptions: int = field(default=0, init=False)
+    arrival: int = field(default=0, init=False)  # order of admission
+    arrived_at_s: float = field(default=0.0, init=False)  # add_request, or activate
+    first_scheduled_at_s: float | None = field(default=None, init=False)
+    has_first_output: bool = field(default=False, init=False)
+    timings: RequestTimings = field(default_factory=RequestTimings, init=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated since the client's prompt, on any worker."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What one step changed for one request."""
+
+    request_id: str
+    start_position: int  # absolute position of token_ids[0], or of the next token when empty
+    token_ids: tuple[int, ...]  # new tokens
+    num_computed_tokens: int
+    num_cached_tokens: int
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # set with FinishReason.ERROR
+    timings: RequestTimings | None = None  # set with the first token and at the end
