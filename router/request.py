@@ -1,0 +1,57 @@
+"""What the ingress hands to the router, and what it gets back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from opentelemetry.context import Context
+from relevo.v1 import common_pb2, state_pb2
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, as a client may see it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRequest:
+    """One prompt to be served. The router never changes it."""
+
+    request_id: str  # unique inside the cluster
+    token_ids: Sequence[int]
+    sampling: common_pb2.SamplingParams  # every number resolved, the seed too
+    cache_salt: str = ""
+    request_label: str = ""  # the client's X-Request-Id; never a key
+    timeout_s: float | None = None  # None: the router's request_timeout_s
+    arrived_at: float | None = None  # on the router's clock; None: when generate() is called
+    trace_context: Context | None = None  # parent of the route span
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """The new tokens of one step; the last batch, which may be empty, carries the finish reason."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The served model as the workers announce it."""
+
+    model_id: str
+    model_revision: str
+    dtype: str
+    max_model_len: int  # the smallest of all workers
+    block_size: int  # of the decode pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """The last load message of one live worker; `load` is the router's own, read only."""
+
+    worker: common_pb2.WorkerRef
+    pool: str
+    load: state_pb2.WorkerLoad
