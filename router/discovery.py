@@ -9,8 +9,8 @@ from rpc.description import WorkerDescription
 class Discovery(Protocol):
     """Lists the workers that should be alive.
 
-    Called every 2 s, more often after a change, never on a request's path. An error or a missing worker is
-    tolerated: a worker whose state stream flows stays in use.
+    Called every 2 s, more often after a change, never on a request's path. An error or a missing
+    worker is tolerated: a worker whose state stream flows stays in use.
     """
 
     async def describe(self) -> Sequence[WorkerDescription]:

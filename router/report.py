@@ -1,10 +1,11 @@
 """What became of one request: where its time went, what was cached, who served it.
 
-    arrival       routed         first prefill chunk    first token        second token      last token
-    |-- queue, route --|-- prefill_wait --|-- prefill --|  ..tail, slot, first decode..  |      |
-    |------------------------ first_token_s ------------|------------- completion_s -----------|
+    arrival      routed         first chunk     first token     second token      last token
+    |- queue, route -|- prefill_wait -|- prefill -|- tail, slot, first decode -|     |
+    |---------------- first_token_s --------------|----------- completion_s ---------|
 
-`wire_s` is what no other part of first_token_s explains. With a remote pair the hand-over lies behind the first token.
+`wire_s` is what no other part of first_token_s explains. With a remote pair the hand-over lies
+behind the first token.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReport:
-    """Invariants: first_token_s is the sum of its five parts, the prompt tokens of their three; all parts >= 0."""
+    """Where time and tokens went.
+
+    Invariants: first_token_s is the sum of its five parts, num_prompt_tokens of its three; no part
+    is negative.
+    """
 
     request_id: str
     num_prompt_tokens: int
