@@ -7,10 +7,8 @@ from dataclasses import dataclass
 class TelemetryConfig:
     """Settings of the tracer of one process."""
 
-    otlp_endpoint: str = (
-        ""  # host:port or URL of an OTLP/gRPC collector; empty = spans are not exported
-    )
-    sample_ratio: float = 1.0  # share of new traces kept; a trace begun elsewhere keeps its verdict
+    otlp_endpoint: str = ""  # host:port or URL of an OTLP/gRPC collector; empty = no export
+    sample_ratio: float = 1.0  # share of new traces kept; begun elsewhere: as decided there
 
     def __post_init__(self) -> None:
         """Refuse a share that is none."""

@@ -11,9 +11,9 @@ _HISTOGRAM_ENDINGS = ("_bucket", "_sum", "_count")
 
 
 def render(samples: Iterable[Sample]) -> bytes:
-    """Render known samples, grouped by metric; of two with the same name and labels the later one counts.
+    """Render known samples, grouped by metric; of two for the same series the later one counts.
 
-    Workers may run another version during an upgrade, so a name this process does not know is left out.
+    Workers may run another version during an upgrade: names unknown here are left out.
     """
     families: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for sample in samples:

@@ -32,13 +32,14 @@ ADMISSION_REJECTED: Final = "relevo_admission_rejected_total"
 PREDICTED_CACHED_TOKENS_ERROR: Final = "relevo_predicted_cached_tokens_error"
 
 # fmt: off
-_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
-                 40.0, 80.0, 160.0, 640.0, 2560.0)
-_ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
-                80.0)
-_DURATION_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
-                     480.0, 960.0, 1920.0, 7680.0)
-_TRANSFER_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
+                 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+                10.0, 20.0, 40.0, 80.0)
+_DURATION_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+                     60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+_TRANSFER_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+                     30.0)
 _TOKEN_ERROR_BUCKETS = (-4096.0, -1024.0, -256.0, -64.0, -1.0, 0.0, 64.0, 256.0, 1024.0, 4096.0)
 # fmt: on
 
@@ -111,23 +112,23 @@ INSTRUMENTS: Final[tuple[Instrument, ...]] = (
     _gauge(KV_BLOCKS, "blocks", "KV blocks by state", *_WORKER, "state"),
     _gauge(KV_LEASES_OPEN, "leases", "Transfers whose KV is kept for a peer", *_WORKER),
     _counter(KV_TRANSFER_BYTES, "bytes", "Bytes of KV received from peers", *_WORKER),
-    _histogram(KV_TRANSFER_SECONDS, "seconds", "Time from the first to the last byte of one KV transfer",
+    _histogram(KV_TRANSFER_SECONDS, "seconds", "First to last byte of one KV transfer",
                _TRANSFER_BUCKETS, *_WORKER),
     _counter(KV_TRANSFER_FAILURES, "transfers", "KV transfers that failed", *_WORKER, "reason"),
     _counter(KV_DIGEST_MISMATCHES, "chunks", "KV chunks whose digest did not match", *_WORKER),
-    _counter(KV_FENCED_MESSAGES, "messages", "Late messages refused by epoch, generation or incarnation", *_WORKER),
+    _counter(KV_FENCED_MESSAGES, "messages", "Stale messages refused", *_WORKER),
     _counter(LEASE_EXPIRED, "leases", "Transfers given up because their lease ran out", *_WORKER),
     _counter(PREEMPTIONS, "requests", "Requests evicted to be computed again", "worker"),
     _counter(REQUESTS_FINISHED, "requests", "Requests that ended", "finish_reason"),
-    _histogram(TIME_TO_FIRST_TOKEN, "seconds", "Time from arrival to the first token", _TTFT_BUCKETS),
+    _histogram(TIME_TO_FIRST_TOKEN, "seconds", "Arrival to the first token", _TTFT_BUCKETS),
     _histogram(TTFT_PART, "seconds", "Parts of the time to the first token", _TTFT_BUCKETS, "part"),
     _histogram(INTER_TOKEN_LATENCY, "seconds", "Time between consecutive tokens", _ITL_BUCKETS),
-    _histogram(REQUEST_DURATION, "seconds", "Time from arrival to the last token", _DURATION_BUCKETS),
+    _histogram(REQUEST_DURATION, "seconds", "Arrival to the last token", _DURATION_BUCKETS),
     _counter(PROMPT_TOKENS, "tokens", "Prompt tokens by where their KV came from", "source"),
     _counter(GENERATION_TOKENS, "tokens", "Tokens sent to clients"),
     _counter(MIGRATIONS, "requests", "Requests continued on other workers", "cause"),
     _counter(ADMISSION_REJECTED, "requests", "Requests refused on arrival", "reason"),
-    _histogram(PREDICTED_CACHED_TOKENS_ERROR, "tokens", "Cached prompt tokens predicted by the router minus found",
+    _histogram(PREDICTED_CACHED_TOKENS_ERROR, "tokens", "Cached tokens predicted minus found",
                _TOKEN_ERROR_BUCKETS),
 )
 # fmt: on

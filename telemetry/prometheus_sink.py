@@ -1,49 +1,62 @@
 """Keeps the metrics of one process in a Prometheus registry of its own."""
 
+import threading
 from collections.abc import Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from telemetry import exposition
-from telemetry.metrics import INSTRUMENTS, Instrument, InstrumentKind, Sample
+from telemetry.metrics import INSTRUMENT_BY_NAME, Instrument, InstrumentKind, Sample
+
+MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
 
 class PrometheusSink:
-    """A MetricSink that can be read back. Two sinks in one process share nothing."""
+    """A MetricSink that can be read back. Two sinks in one process share nothing.
+
+    A metric appears with its first value: a worker must not report the ingress's metrics as zero.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
-        for instrument in INSTRUMENTS:
-            self._register(instrument)
-
-    def _register(self, instrument: Instrument) -> None:
-        name, text, labels = instrument.name, instrument.description, instrument.labels
-        if instrument.kind is InstrumentKind.COUNTER:
-            self._counters[name] = Counter(name, text, labels, registry=self._registry)
-        elif instrument.kind is InstrumentKind.GAUGE:
-            self._gauges[name] = Gauge(name, text, labels, registry=self._registry)
-        else:
-            self._histograms[name] = Histogram(
-                name, text, labels, registry=self._registry, buckets=instrument.buckets
-            )
+        self._lock = threading.Lock()
+        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
 
     def add(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Raise a counter by `value` >= 0."""
-        counter = self._counters[name]
-        (counter.labels(**labels) if labels else counter).inc(value)
+        self._series(name, Counter, labels).inc(value)
 
     def set(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Set a gauge."""
-        gauge = self._gauges[name]
-        (gauge.labels(**labels) if labels else gauge).set(value)
+        self._series(name, Gauge, labels).set(value)
 
     def observe(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Put one value into a histogram."""
-        histogram = self._histograms[name]
-        (histogram.labels(**labels) if labels else histogram).observe(value)
+        self._series(name, Histogram, labels).observe(value)
+
+    def _series(self, name: str, kind: type[MetricT], labels: Mapping[str, str]) -> MetricT:
+        metric = self._metrics.get(name)
+        if metric is None:
+            with self._lock:
+                metric = self._metrics.get(name) or self._register(INSTRUMENT_BY_NAME[name])
+        if not isinstance(metric, kind):
+            raise TypeError(f"Got a {kind.__name__} value for {name = }")
+        return metric.labels(**labels) if labels else metric
+
+    def _register(self, instrument: Instrument) -> Counter | Gauge | Histogram:
+        name, text, labels = instrument.name, instrument.description, instrument.labels
+        metric: Counter | Gauge | Histogram
+        if instrument.kind is InstrumentKind.COUNTER:
+            metric = Counter(name, text, labels, registry=self._registry)
+        elif instrument.kind is InstrumentKind.GAUGE:
+            metric = Gauge(name, text, labels, registry=self._registry)
+        else:
+            metric = Histogram(
+                name, text, labels, registry=self._registry, buckets=instrument.buckets
+            )
+        self._metrics[name] = metric
+        return metric
 
     def samples(self) -> list[Sample]:
         """Return every number, as a state stream carries them."""

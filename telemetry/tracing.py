@@ -1,7 +1,7 @@
 """Spans and W3C trace context of this process.
 
-One tracer provider per process: whoever set one first (Ray Serve may) keeps it and we add our exporter to it. Without
-a collector spans are still made, so that `traceparent` travels on; they just end nowhere.
+One tracer provider per process: whoever set one first (Ray Serve may) keeps it and we add our
+exporter to it. Without a collector spans are still made, so that `traceparent` travels on.
 """
 
 import threading
@@ -67,7 +67,7 @@ def _exporting_processor(endpoint: str) -> BatchSpanProcessor:
 
 
 def shut_down(timeout_s: float = 5.0) -> None:
-    """Send what is queued, then stop exporting; gives up after `timeout_s`, however dead the collector is."""
+    """Send what is queued and stop; gives up after `timeout_s` if the collector is dead."""
     with _lock:
         processors = list(_exporting.values())
     threads = [
@@ -92,8 +92,8 @@ def span(
 ) -> Iterator[Span]:
     """Run the body inside a new span; an exception that leaves the body is recorded on it.
 
-    Not for a body with a `yield` in an async generator: contexts would be detached in the wrong task; use
-    `record_span` there.
+    Not around a `yield` of an async generator: its context would be detached in another task;
+    use `record_span` there.
     """
     tracer = trace.get_tracer(_TRACER_NAME)
     with tracer.start_as_current_span(
