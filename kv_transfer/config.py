@@ -1,0 +1,49 @@
+"""What an operator can set about the KV plane."""
+
+from dataclasses import dataclass
+
+BACKENDS = ("auto", "gloo", "nccl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTransferConfig:
+    """Settings of the KV links of one worker; the same on both sides of a link."""
+
+    # auto: nccl between CUDA pools, else gloo
+    backend: str = "auto"
+    # bounds one granted operation, one fetch call, and each step of building a link
+    transfer_timeout_s: float = 5.0
+    # how long a prefill worker keeps KV that nobody follows any more
+    lease_s: float = 10.0
+    # links a decode worker keeps
+    max_links: int = 16
+    # share of the fetched ranges whose digest is compared
+    digest_sample: float = 0.0
+    # network interface the links bind to; empty: the loopback address
+    interface: str = ""
+    # "first-last"; Gloo and NCCL pick their ports themselves, so only empty is accepted
+    port_range: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse values no link could work with."""
+        if self.backend not in BACKENDS:
+            raise ValueError(f"Got {self.backend = } but expected one of {BACKENDS}")
+        if self.transfer_timeout_s <= 0 or self.lease_s <= 0:
+            raise ValueError(
+                f"Got {self.transfer_timeout_s = } and {self.lease_s = } but expected more than 0"
+            )
+        if self.max_links < 1:
+            raise ValueError(f"Got {self.max_links = } but expected at least 1")
+        if not 0.0 <= self.digest_sample <= 1.0:
+            raise ValueError(f"Got {self.digest_sample = } but expected a share in [0, 1]")
+        if self.port_range:
+            raise ValueError(
+                f"Got {self.port_range = } but expected it empty: the links' ports are chosen by"
+                " the operating system; set net.ipv4.ip_local_port_range instead"
+            )
+
+    def backend_for(self, device_type: str) -> str:
+        """Resolve `auto` for pools that lie on this kind of device."""
+        if self.backend != "auto":
+            return self.backend
+        return "nccl" if device_type == "cuda" else "gloo"
