@@ -1,0 +1,166 @@
+"""The whole configuration: one section per room, one model to check them all.
+
+Precedence: command line `--set` > environment `RELEVO__SECTION__KEY` > file > default.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.config_sources import (
+    ConfigError,
+    check_keys,
+    merge,
+    read_assignments,
+    read_environment,
+    read_file,
+)
+from cluster.model_source import DEMO_MODEL_PATH
+from kv_transfer.config import KVTransferConfig
+from router.config import RouterConfig
+from rpc.config import RpcConfig
+from telemetry.config import TelemetryConfig
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+
+class ModelSection(_Section):
+    """Which model is served."""
+
+    id: str = ""  # name clients use; empty = the hub id or the last part of the path
+    path: str = str(DEMO_MODEL_PATH)  # checkpoint directory or hub id
+    dtype: str = "auto"  # float64 (tests), float32, bfloat16, float16; auto = the checkpoint's
+    max_model_len: int | None = Field(default=None, ge=1)  # null = what the model allows
+
+    @property
+    def name(self) -> str:
+        """The model id clients use."""
+        return self.id or (self.path if not Path(self.path).exists() else Path(self.path).name)
+
+
+class EngineSection(_Section):
+    """Settings of every engine; a pool may override them."""
+
+    block_size: int = Field(default=32, ge=1)  # tokens per KV block
+    num_kv_blocks: int | None = Field(default=None, ge=1)  # null = from the memory there is
+    max_num_seqs: int = Field(default=16, ge=1)  # requests in one step
+    max_num_batched_tokens: int = Field(default=512, ge=1)  # tokens in one step
+    num_threads: int | None = Field(default=None, ge=1)  # null = node cores ÷ engines, at least 1
+
+
+class EngineOverrides(_Section):
+    """What one pool sets differently from `engine`; null = as there."""
+
+    block_size: int | None = Field(default=None, ge=1)
+    num_kv_blocks: int | None = Field(default=None, ge=1)
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    num_threads: int | None = Field(default=None, ge=1)
+
+
+class PoolSection(_Section):
+    """One pool of workers."""
+
+    replicas: int = Field(default=1, ge=0)
+    num_gpus: float = Field(default=0.0, ge=0)  # per worker; 0 = runs on the CPU
+    num_cpus: float = Field(default=0.4, ge=0)  # per worker, as Ray counts; 2 + 2 fit two cores
+    drain_s: float = Field(default=30.0, ge=0)  # what running streams get when a worker stops
+    engine: EngineOverrides = EngineOverrides()
+
+
+class DecodeSection(PoolSection):
+    """The decode pool: without one nothing can be served."""
+
+    replicas: int = Field(default=1, ge=1)
+
+
+class ClusterSection(_Section):
+    """Where everything runs."""
+
+    ray_address: str = "local"  # local = a Ray of our own; auto or host:port = join that cluster
+    bind_host: str = "127.0.0.1"  # all our own sockets
+    token_file: str = ""  # secret of our internal gRPC; empty = made for a local cluster
+
+
+class IngressSection(_Section):
+    """The HTTP and gRPC front."""
+
+    http_port: int = Field(default=8000, ge=0, le=65535)
+    grpc_port: int = Field(default=9000, ge=0, le=65535)
+    replicas: int = Field(default=1, ge=1)  # more than 1 means one per node
+    api_keys_file: str = ""  # hex SHA-256 digests of keys, one a line; empty = no keys
+    reflection: bool | None = None  # null = on without keys, off with keys
+    strict: bool = False  # unknown HTTP fields are errors
+
+
+class ClusterConfig(_Section):
+    """Everything a person can set. A test holds the list of fields."""
+
+    model: ModelSection = ModelSection()
+    engine: EngineSection = EngineSection()
+    prefill: PoolSection = PoolSection()  # replicas 0 = aggregated
+    decode: DecodeSection = DecodeSection()
+    router: RouterConfig = RouterConfig()
+    kv_transfer: KVTransferConfig = KVTransferConfig()
+    rpc: RpcConfig = RpcConfig()
+    cluster: ClusterSection = ClusterSection()
+    ingress: IngressSection = IngressSection()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> Self:
+        if self.prefill.replicas == 0 and self.router.local_prefill == "never":
+            raise ValueError(
+                "router.local_prefill=never needs prefill workers, but prefill.replicas is 0"
+            )
+        if self.ingress.http_port == self.ingress.grpc_port != 0:
+            raise ValueError(
+                f"ingress.http_port and ingress.grpc_port are both {self.ingress.http_port}"
+            )
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this cluster starts a Ray of its own."""
+        return self.cluster.ray_address == "local"
+
+
+def load_config(
+    file: Path | None = None,
+    *,
+    assignments: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> ClusterConfig:
+    """Merge all sources and check them; ConfigError with one line for the first thing wrong."""
+    sources = {
+        f"the file {file}": read_file(file) if file else {},
+        "the environment": read_environment(os.environ if environ is None else environ),
+        "--set": read_assignments(assignments),
+    }
+    tree: dict[str, Any] = {}
+    for source, part in sources.items():
+        check_keys(part, ClusterConfig, source=source)
+        tree = merge(tree, part)
+    return _validate(tree)
+
+
+def config_from_args(args: Mapping[str, Any]) -> ClusterConfig:
+    """Check a tree of keys that came whole, such as the `args` of a Serve config file."""
+    check_keys(args, ClusterConfig, source="args")
+    return _validate(args)
+
+
+def _validate(tree: Mapping[str, Any]) -> ClusterConfig:
+    try:
+        return ClusterConfig.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        got = "" if isinstance(first["input"], Mapping) else f" (got {first['input']!r})"
+        raise ConfigError(f"config: {f'{place}: ' if place else ''}{reason}{got}") from error

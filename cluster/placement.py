@@ -1,0 +1,72 @@
+"""Whether every replica finds a node: says what is missing before somebody waits for it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_EPSILON = 1e-6  # fractions of a CPU add up with rounding errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """One replica's share of a node."""
+
+    name: str  # such as decode-0
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    is_alone: bool = False  # no other replica of the same deployment on its node
+
+    @property
+    def deployment(self) -> str:
+        """The name without its rank."""
+        return self.name.rpartition("-")[0]
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of one node."""
+
+    num_cpus: float
+    num_gpus: float
+    deployments: set[str]
+
+    def fits(self, demand: Demand) -> bool:
+        return (
+            demand.num_cpus <= self.num_cpus + _EPSILON
+            and demand.num_gpus <= self.num_gpus + _EPSILON
+            and not (demand.is_alone and demand.deployment in self.deployments)
+        )
+
+    def take(self, demand: Demand) -> None:
+        self.num_cpus -= demand.num_cpus
+        self.num_gpus -= demand.num_gpus
+        self.deployments.add(demand.deployment)
+
+
+def unplaceable(demands: Sequence[Demand], nodes: Sequence[Mapping[str, float]]) -> list[str]:
+    """One line per replica that finds no node; `nodes` are resource tables as Ray gives them.
+
+    First fit, the largest first: on one node exact, on several what a scheduler would find too,
+    up to rare cases of bad packing.
+    """
+    rooms = [_Room(node.get("CPU", 0.0), node.get("GPU", 0.0), set()) for node in nodes]
+    lines = []
+    for demand in sorted(demands, key=lambda each: (-each.num_gpus, -each.num_cpus, each.name)):
+        room = next((room for room in rooms if room.fits(demand)), None)
+        if room is None:
+            lines.append(_missing(demand, rooms))
+        else:
+            room.take(demand)
+    return lines
+
+
+def _missing(demand: Demand, rooms: Sequence[_Room]) -> str:
+    if demand.is_alone and any(demand.deployment in room.deployments for room in rooms):
+        return f"{demand.name} needs a node of its own, and all {len(rooms)} have one already"
+    for kind, wanted, key in (
+        ("GPU", demand.num_gpus, "num_gpus"),
+        ("CPU", demand.num_cpus, "num_cpus"),
+    ):
+        most = max((getattr(room, key) for room in rooms), default=0.0)
+        if wanted > most + _EPSILON:
+            return f"{demand.name} needs {wanted:g} {kind}, but no node has more than {most:g} left"
+    return f"{demand.name} needs {demand.num_cpus:g} CPU and {demand.num_gpus:g} GPU on one node"
