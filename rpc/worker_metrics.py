@@ -1,0 +1,60 @@
+"""The series of one worker: gauges set from its load, counters raised to others' totals."""
+
+from collections.abc import Mapping
+
+from relevo.v1 import state_pb2
+
+from engine.load import EngineLoad
+from telemetry import metrics
+from telemetry.metrics import Metrics
+from telemetry.prometheus_sink import PrometheusSink
+
+
+class WorkerMetrics:
+    """Owns the sink of one worker. Invariant: every series it reports names its worker."""
+
+    def __init__(self, *, pool: str, worker_id: str) -> None:
+        self._sink = PrometheusSink()
+        self._metrics = Metrics(self._sink, labels={"pool": pool, "worker": worker_id})
+        self._totals: dict[tuple[str, str], float] = {}
+
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        self._metrics.set(name, value)
+
+    def observe(self, name: str, value: float) -> None:
+        """Put one value into a histogram."""
+        self._metrics.observe(name, value)
+
+    def raise_to(self, name: str, total: float) -> None:
+        """Raise a counter to the total somebody else counted."""
+        self._raise_to(name, total, "", {})
+
+    def raise_each_to(self, name: str, label: str, totals: Mapping[str, float]) -> None:
+        """Raise the counters of one metric, which differ in one label, to their totals."""
+        for value, total in totals.items():
+            self._raise_to(name, total, value, {label: value})
+
+    def set_load(self, load: EngineLoad, *, num_transferring: int) -> None:
+        """Set what an engine's load says."""
+        self.set(metrics.REQUESTS_RUNNING, load.num_running)
+        self.set(metrics.REQUESTS_WAITING, load.num_waiting)
+        self.set(metrics.REQUESTS_TRANSFERRING, num_transferring)
+        self.raise_to(metrics.PREEMPTIONS, load.num_preemptions)
+        for state in ("free", "cached", "used", "held", "quarantined"):
+            self._metrics.set(metrics.KV_BLOCKS, getattr(load.blocks, state), state=state)
+
+    def samples(self) -> list[state_pb2.MetricSample]:
+        """Every series of this worker."""
+        return [
+            state_pb2.MetricSample(name=each.name, labels=each.labels, value=each.value)
+            for each in self._sink.samples()
+            # The sink also holds the ingress's series, all 0 here.
+            if "worker" in each.labels
+        ]
+
+    def _raise_to(self, name: str, total: float, key: str, labels: dict[str, str]) -> None:
+        gain = total - self._totals.get((name, key), 0.0)
+        if gain > 0 or (name, key) not in self._totals:
+            self._totals[name, key] = total
+            self._metrics.add(name, max(0.0, gain), **labels)

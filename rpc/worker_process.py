@@ -1,0 +1,92 @@
+"""Runs one worker as a plain process: says on stdout that it serves, drains on SIGTERM."""
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from rpc.description import WorkerDescription
+
+logger = logging.getLogger(__name__)
+
+HEALTH_PERIOD_S = 0.5
+
+
+class RunnableWorker(Protocol):
+    """What this module needs of a worker."""
+
+    async def start(self) -> WorkerDescription:
+        """Serve, and say where."""
+
+    async def drain(self, drain_s: float) -> None:
+        """Let what runs come to its end."""
+
+    async def stop(self) -> None:
+        """End everything."""
+
+    def check_health(self) -> None:
+        """Raise when the engine will not recover."""
+
+
+def parse_arguments(program: str, argv: list[str]) -> argparse.Namespace:
+    """The command line of both kinds of worker."""
+    parser = argparse.ArgumentParser(prog=program, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, required=True, help="JSON file of the worker's keys")
+    parser.add_argument("--rank", type=int, default=0, help="place of this worker in its pool")
+    parser.add_argument("--port", type=int, help="gRPC port; any free one by default")
+    parser.add_argument("--node-id", default="", help="machine this worker runs on")
+    return parser.parse_args(argv)
+
+
+def read_config(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The configuration file with the command line's port in it."""
+    data: dict[str, Any] = json.loads(arguments.config.read_text())
+    if arguments.port is not None:
+        data["rpc"] = {**data.get("rpc", {}), "port_range": f"{arguments.port}-{arguments.port}"}
+    return data
+
+
+async def serve_until_signalled(worker: RunnableWorker, *, drain_s: float) -> int:
+    """Run `worker` until SIGTERM or SIGINT, or until its engine gives up; the exit status."""
+    terminate, force = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (force if terminate.is_set() else terminate).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        description = await worker.start()
+        sys.stdout.write(json.dumps(description.to_dict()) + "\n")
+        sys.stdout.flush()
+        if not await _is_healthy_until(terminate, worker):
+            return 1
+        draining = asyncio.ensure_future(worker.drain(drain_s))
+        forced = asyncio.ensure_future(force.wait())
+        await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, forced):
+            task.cancel()
+        await asyncio.gather(draining, forced, return_exceptions=True)
+        return 0
+    finally:
+        await worker.stop()
+
+
+async def _is_healthy_until(terminate: asyncio.Event, worker: RunnableWorker) -> bool:
+    while not terminate.is_set():
+        try:
+            worker.check_health()
+        except RuntimeError:
+            logger.exception("the worker is not healthy and ends")
+            return False
+        try:
+            async with asyncio.timeout(HEALTH_PERIOD_S):
+                await terminate.wait()
+        except TimeoutError:
+            continue
+    return True
