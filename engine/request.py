@@ -90,6 +90,7 @@ class Request:
     arrival: int = field(default=0, init=False)  # order of admission
     arrived_at_s: float = field(default=0.0, init=False)  # add_request, or activate
     first_scheduled_at_s: float | None = field(default=None, init=False)
+    has_kv_from_peer: bool = field(default=False, init=False)
     has_first_output: bool = field(default=False, init=False)
     timings: RequestTimings = field(default_factory=RequestTimings, init=False)
 

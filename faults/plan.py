@@ -36,6 +36,10 @@ class FaultInjectedError(RuntimeError):
     """Raised at a fault point whose action is `raise`."""
 
 
+# What a point knows about itself; a set where it stands for several requests at once.
+Fact = str | frozenset[str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One entry of the plan."""
@@ -81,13 +85,13 @@ class FaultPlan:
         folder = environ.get("RELEVO_FAULT_DIR")
         return cls(faults, Path(folder) if folder else None)
 
-    def due(self, point: str, context: Mapping[str, str]) -> Fault | None:
+    def due(self, point: str, context: Mapping[str, Fact]) -> Fault | None:
         """Count a hit of `point` and return the fault that acts now, if any."""
-        facts = {**self.identity, **context}
+        facts: dict[str, Fact] = {**self.identity, **context}
         for number, fault in enumerate(self._faults):
             if fault.point != point:
                 continue
-            if any(facts.get(key, "") != value for key, value in fault.match.items()):
+            if not all(_is_match(facts.get(key, ""), value) for key, value in fault.match.items()):
                 continue
             hits = self._count_hit(number)
             if hits > fault.after and (fault.count == 0 or hits <= fault.after + fault.count):
@@ -113,6 +117,10 @@ class FaultPlan:
         return bool(self._faults)
 
 
+def _is_match(fact: Fact, wanted: str) -> bool:
+    return wanted in fact if isinstance(fact, frozenset) else wanted == fact
+
+
 _PLAN = FaultPlan.from_environment(os.environ)
 
 
@@ -121,7 +129,7 @@ def identify(*, pool: str, worker: str) -> None:
     _PLAN.identity.update(pool=pool, worker=worker)
 
 
-def fault_point(point: str, **context: str) -> str | None:
+def fault_point(point: str, **context: Fact) -> str | None:
     """Ask the plan and carry out what blocks or ends.
 
     Returns `drop`, `duplicate` or `corrupt` where the caller has to carry it out, else None.
@@ -137,7 +145,7 @@ def fault_point(point: str, **context: str) -> str | None:
     return _carry_out(fault)
 
 
-async def fault_point_async(point: str, **context: str) -> str | None:
+async def fault_point_async(point: str, **context: Fact) -> str | None:
     """Like `fault_point`, without blocking the event loop on a delay."""
     if not _PLAN:
         return None

@@ -1,0 +1,29 @@
+"""What an engine can never serve, found before it costs anything."""
+
+from collections.abc import Sequence
+
+from engine.request import Request, RequestStatus
+
+
+def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -> None:
+    """ValueError when the request can never be computed here."""
+    if request.status is not RequestStatus.WAITING or request.block_ids:
+        raise ValueError("Got a request that has run before but expected a new one")
+    if not 1 <= request.num_prompt_tokens <= request.num_tokens:
+        raise ValueError(
+            f"Got {request.num_prompt_tokens = } but expected 1 to {request.num_tokens}"
+        )
+    if request.num_tokens >= max_model_len:
+        raise ValueError(f"Got {request.num_tokens} tokens but expected fewer than {max_model_len}")
+    if request.num_output_tokens >= request.sampling_params.max_tokens:
+        raise ValueError(
+            f"Got {request.num_output_tokens} output tokens but expected fewer than "
+            f"{request.sampling_params.max_tokens = }"
+        )
+    _validate_ids("token id", request.token_ids, vocab_size)
+    _validate_ids("stop token id", request.sampling_params.stop_token_ids, vocab_size)
+
+
+def _validate_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise ValueError(f"Got a {name} outside 0 to {vocab_size - 1}")

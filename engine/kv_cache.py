@@ -1,0 +1,82 @@
+"""The KV tensor: one slab per block, so that a block hands over without a gather."""
+
+from dataclasses import dataclass
+
+import torch
+
+LAYOUT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec:
+    """Shape and kind of one model's KV."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str  # such as "bfloat16"
+    device: str  # such as "cpu" or "cuda:0"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The torch dtype of `dtype`."""
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.torch_dtype.itemsize
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block."""
+        return self.bytes_per_token * self.block_size
+
+
+class KVCache:
+    """Owns the KV memory of one rank. Invariant: the padding block is all zeros, always."""
+
+    def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
+        self.spec = spec
+        self.num_blocks = num_blocks
+        # One block more than the pool knows: rows of a batch that are shorter than the longest
+        # read it. It is outside `tensor`, so nobody can write it.
+        self.padding_block_id = num_blocks
+        storage = torch.zeros(
+            num_blocks + 1,
+            spec.num_layers,
+            2,
+            spec.block_size,
+            spec.num_kv_heads,
+            spec.head_dim,
+            dtype=spec.torch_dtype,
+            device=spec.device,
+        )
+        # Shape [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; block-major.
+        self.tensor = storage[:num_blocks]
+        # One row per token, layer and K or V: [.., num_kv_heads * head_dim]
+        self.token_rows = storage.view(-1, spec.num_kv_heads * spec.head_dim)
+        # One row per block, layer and K or V: [.., block_size * num_kv_heads * head_dim]
+        self.slab_rows = storage.view(-1, spec.block_size * spec.num_kv_heads * spec.head_dim)
+        self._scratch = storage.new_empty(0)
+
+    def zero(self, block_ids: list[int]) -> None:
+        """Wipe blocks before they get a new owner.
+
+        Attention reads whole blocks and masks what is not the request's own; a masked NaN left by
+        an earlier owner would still poison the sum.
+        """
+        if block_ids:
+            index = torch.tensor(block_ids, device=self.tensor.device)
+            self.tensor.index_fill_(0, index, 0)
+
+    def scratch(self, num_slabs: int) -> torch.Tensor:
+        """Memory for a gather, [num_slabs, slab], valid until the next call."""
+        width = self.slab_rows.shape[1]
+        if self._scratch.numel() < num_slabs * width:
+            # Grown in big steps: fresh pages cost three times the copy itself.
+            self._scratch = self.slab_rows.new_empty(2 * num_slabs * width)
+        return self._scratch[: num_slabs * width].view(num_slabs, width)

@@ -1,0 +1,51 @@
+"""What a request tells its owner after a step, and the durations that go with it."""
+
+from dataclasses import replace
+
+from engine.request import FinishReason, Request, RequestOutput
+
+
+def note_scheduled(request: Request, started_at_s: float) -> None:
+    """A step that begins at `started_at_s` runs this request; the first one ends its wait."""
+    if request.first_scheduled_at_s is not None:
+        return
+    request.first_scheduled_at_s = started_at_s
+    waited_s = started_at_s - request.arrived_at_s
+    if request.has_kv_from_peer:
+        request.timings.slot_wait_s = waited_s
+    else:
+        request.timings.prefill_wait_s = waited_s
+
+
+def note_sampled(request: Request, ended_at_s: float) -> None:
+    """A step that ended at `ended_at_s` gave the request a token."""
+    if request.has_first_output:
+        return
+    request.has_first_output = True
+    assert request.first_scheduled_at_s is not None
+    ran_s = ended_at_s - request.first_scheduled_at_s
+    if request.has_kv_from_peer:
+        request.timings.first_decode_s = ran_s
+    else:
+        request.timings.prefill_s = ran_s
+
+
+def make_output(
+    request: Request,
+    *,
+    token_ids: tuple[int, ...] = (),
+    finish_reason: FinishReason | None = None,
+    error: str | None = None,
+    with_timings: bool = False,
+) -> RequestOutput:
+    """The output of one step for one request; its tokens are the newest of the request."""
+    return RequestOutput(
+        request_id=request.request_id,
+        start_position=request.num_tokens - len(token_ids),
+        token_ids=token_ids,
+        num_computed_tokens=request.num_computed_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        finish_reason=finish_reason,
+        error=error,
+        timings=replace(request.timings) if with_timings else None,
+    )
