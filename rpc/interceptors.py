@@ -9,7 +9,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -24,9 +24,10 @@ _OPEN_METHODS: Final = "/grpc.health.v1.Health/"
 
 _LOGGER = logging.getLogger(__name__)
 
-Handler = grpc.RpcMethodHandler[Any, Any]
-Context = grpc.aio.ServicerContext[Any, Any]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+# Generic in the stubs only, so these must stay text at run time.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], "Awaitable[Handler | None]"]
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -39,7 +40,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
+    ) -> "Handler | None":
         """Hand the call on, or to a handler of the same kind that refuses it."""
         if handler_call_details.method.startswith(_OPEN_METHODS):
             return await continuation(handler_call_details)
@@ -59,7 +60,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
+    ) -> "Handler | None":
         """Set the context of this call's task and wrap its servicer."""
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -115,7 +116,7 @@ async def _refuse(_request: Any, context: Context) -> None:
 
 
 def _like(
-    handler: Handler | None,
+    handler: "Handler | None",
     respond: Callable[[Any, Context], Awaitable[Any]],
     respond_with_stream: Callable[[Any, Context], Awaitable[None]],
 ) -> Handler:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from rpc import errors
@@ -116,11 +117,15 @@ def _read_details(error: grpc.aio.AioRpcError) -> tuple[str, float | None]:
     for key, value in error.trailing_metadata() or ():
         if key != _DETAILS_KEY or not isinstance(value, bytes):
             continue
-        rich = status_pb2.Status.FromString(value)
-        for detail in rich.details:
-            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-            if detail.Unpack(info) and info.domain == _DOMAIN:
-                reason = info.reason
-            elif detail.Unpack(retry):
-                retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+        try:
+            details = status_pb2.Status.FromString(value).details
+            for detail in details:
+                info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+                if detail.Unpack(info) and info.domain == _DOMAIN:
+                    reason = info.reason
+                elif detail.Unpack(retry):
+                    retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+        except DecodeError:
+            # The call has failed anyway; its code must do.
+            continue
     return reason, retry_after_s
