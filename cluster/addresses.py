@@ -1,0 +1,47 @@
+"""Where a running cluster listens, in words."""
+
+import json
+import os
+from pathlib import Path
+
+from cluster.config import ClusterConfig
+
+
+def table(config: ClusterConfig, dashboard: str, run_directory: Path) -> dict[str, str]:
+    """Name -> address of everything a person may want to open."""
+    host = _reachable_host(config)
+    http = f"http://{host}:{config.ingress.http_port}"
+    rows = {
+        "HTTP": f"{http}/v1",
+        "gRPC": f"{host}:{config.ingress.grpc_port}",
+        "API docs": f"{http}/docs",
+        "Status": f"{http}/v1/status",
+        "Metrics": f"{http}/metrics",
+    }
+    if dashboard:
+        token = os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")
+        hint = f"  (token: {token})" if os.environ.get("RAY_AUTH_MODE") == "token" else ""
+        rows["Ray dashboard"] = f"http://{dashboard}{hint}"
+    if config.is_local:
+        rows["Logs"] = str(run_directory / "session_latest" / "logs")
+    return rows
+
+
+def _reachable_host(config: ClusterConfig) -> str:
+    host = config.cluster.bind_host
+    if host in {"0.0.0.0", "::"}:
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def curl(config: ClusterConfig) -> str:
+    """A first request to paste."""
+    body = json.dumps(
+        {
+            "model": config.model.name,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        }
+    )
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.ingress.api_keys_file else ""
+    url = f"http://{_reachable_host(config)}:{config.ingress.http_port}/v1/chat/completions"
+    return f"curl {url} -H 'Content-Type: application/json'{key} -d '{body}'"

@@ -1,0 +1,99 @@
+"""What is checked before Ray is started: everything that can be known to fail within seconds."""
+
+import errno
+import importlib.util
+import socket
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+
+from cluster import rooms
+from cluster.config import ClusterConfig
+from cluster.model_source import (
+    DEMO_MODEL_PATH,
+    DEMO_PACKAGE,
+    HUB_TIMEOUT_S,
+    is_hub_id,
+    missing_from_checkpoint,
+)
+
+
+class PreflightError(RuntimeError):
+    """This cluster cannot start; the message is one line that says why."""
+
+
+def check(config: ClusterConfig) -> None:
+    """Raise PreflightError or ConfigError for the first thing that would fail later."""
+    rooms.check(config)
+    _check_model(config.model.path)
+    _check_files(config)
+    if config.is_local:
+        _check_ports(config)
+
+
+def _check_model(path: str) -> None:
+    directory = Path(path).expanduser()
+    if directory == DEMO_MODEL_PATH:
+        if missing_from_checkpoint(directory) and importlib.util.find_spec(DEMO_PACKAGE) is None:
+            raise PreflightError("the demo model is not installed: run `make setup`")
+    elif directory.is_dir():
+        if missing := missing_from_checkpoint(directory):
+            raise PreflightError(f"model.path {path} is no checkpoint: no {', '.join(missing)}")
+    elif directory.exists():
+        raise PreflightError(f"model.path {path} is a file but expected a checkpoint directory")
+    elif is_hub_id(path):
+        _check_hub_model(path)
+    else:
+        raise PreflightError(f"model.path {path} does not exist")
+
+
+def _check_hub_model(hub_id: str) -> None:
+    try:
+        snapshot_download(hub_id, local_files_only=True)
+    except LocalEntryNotFoundError:
+        try:
+            snapshot_download(hub_id, allow_patterns="config.json", etag_timeout=HUB_TIMEOUT_S)
+        except (OSError, HTTPError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise PreflightError(
+                f"model.path {hub_id} is no directory, and no hub model can be had: {reason}"
+            ) from error
+
+
+def _check_files(config: ClusterConfig) -> None:
+    named = {
+        "ingress.api_keys_file": config.ingress.api_keys_file,
+        "cluster.token_file": config.cluster.token_file,
+    }
+    if config.rpc.tls is not None:
+        named["rpc.tls.certificate_file"] = config.rpc.tls.certificate_file
+        named["rpc.tls.private_key_file"] = config.rpc.tls.private_key_file
+        named["rpc.tls.ca_file"] = config.rpc.tls.ca_file
+    for key, path in named.items():
+        if key == "cluster.token_file" and config.is_local:
+            continue  # made where it is missing
+        if path and not Path(path).expanduser().is_file():
+            raise PreflightError(f"{key} {path} does not exist")
+
+
+def _check_ports(config: ClusterConfig) -> None:
+    host = config.cluster.bind_host
+    for key, port in (
+        ("ingress.http_port", config.ingress.http_port),
+        ("ingress.grpc_port", config.ingress.grpc_port),
+    ):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As the servers do: a port in TIME_WAIT is free, one with a listener is not.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise PreflightError(
+                        f"port {port} on {host} is taken: free it, or --set {key}=PORT"
+                    ) from error
+                raise PreflightError(
+                    f"cannot listen on {host}:{port} ({key}): {error.strerror or error}"
+                ) from error

@@ -1,0 +1,111 @@
+"""Builds each room's own configuration from the whole one."""
+
+from pathlib import Path
+
+from api.config import IngressConfig, ModelConfig
+from cluster.config import ClusterConfig, PoolSection
+from cluster.config_sources import ConfigError
+from cluster.placement import Demand
+from decode_workers.config import DecodeWorkerConfig
+from engine.config import EngineConfig
+from prefill_workers.config import PrefillWorkerConfig
+
+INGRESS_CPUS = 0.2  # 0.2 + 4 x 0.4: an ingress and 2 + 2 workers fit two cores
+
+
+def engine_config(config: ClusterConfig, pool: PoolSection, *, num_threads: int) -> EngineConfig:
+    """The engine of one pool; ValueError when its numbers do not fit together."""
+    settings = config.engine.model_dump() | pool.engine.model_dump(exclude_none=True)
+    return EngineConfig(
+        model_path=config.model.path,
+        model_id=config.model.name,
+        dtype=config.model.dtype,
+        max_model_len=config.model.max_model_len,
+        device="cuda" if pool.num_gpus > 0 else "cpu",
+        **(settings | {"num_threads": settings["num_threads"] or num_threads}),
+    )
+
+
+def prefill_worker_config(config: ClusterConfig, *, num_threads: int) -> PrefillWorkerConfig:
+    """One prefill worker."""
+    return PrefillWorkerConfig(
+        engine=engine_config(config, config.prefill, num_threads=num_threads),
+        kv_transfer=config.kv_transfer,
+        rpc=config.rpc,
+        telemetry=config.telemetry,
+        bind_host=config.cluster.bind_host,
+        token_file=config.cluster.token_file,
+        drain_s=config.prefill.drain_s,
+    )
+
+
+def decode_worker_config(config: ClusterConfig, *, num_threads: int) -> DecodeWorkerConfig:
+    """One decode worker."""
+    return DecodeWorkerConfig(
+        engine=engine_config(config, config.decode, num_threads=num_threads),
+        kv_transfer=config.kv_transfer,
+        rpc=config.rpc,
+        telemetry=config.telemetry,
+        bind_host=config.cluster.bind_host,
+        token_file=config.cluster.token_file,
+        drain_s=config.decode.drain_s,
+    )
+
+
+def ingress_config(config: ClusterConfig) -> IngressConfig:
+    """One ingress."""
+    return IngressConfig(
+        bind_host=config.cluster.bind_host,
+        http_port=config.ingress.http_port,
+        grpc_port=config.ingress.grpc_port,
+        api_keys_file=config.ingress.api_keys_file,
+        reflection=config.ingress.reflection,
+        strict=config.ingress.strict,
+        request_timeout_s=config.router.request_timeout_s,
+        drain_s=max(config.prefill.drain_s, config.decode.drain_s),
+    )
+
+
+def model_config(config: ClusterConfig, *, created: int) -> ModelConfig:
+    """The model as clients see it."""
+    return ModelConfig(model_id=config.model.name, path=config.model.path, created=created)
+
+
+def check(config: ClusterConfig) -> None:
+    """ConfigError when numbers that are right alone do not fit together."""
+    try:
+        for pool in (config.prefill, config.decode):
+            engine_config(config, pool, num_threads=1)
+    except ValueError as error:
+        raise ConfigError(f"config: {error}") from error
+
+
+def threads_per_engine(config: ClusterConfig, *, node_cpus: list[float]) -> int:
+    """Cores of the smallest node, shared by the engines that one node gets; at least 1."""
+    engines = config.prefill.replicas + config.decode.replicas
+    engines_per_node = -(-engines // max(1, len(node_cpus)))
+    return max(1, int(min(node_cpus, default=1.0)) // engines_per_node)
+
+
+def demands(config: ClusterConfig) -> list[Demand]:
+    """What every replica needs of its node."""
+    pools = (("prefill", config.prefill), ("decode", config.decode))
+    workers = [
+        Demand(name=f"{name}-{rank}", num_cpus=pool.num_cpus, num_gpus=pool.num_gpus)
+        for name, pool in pools
+        for rank in range(pool.replicas)
+    ]
+    ingresses = [
+        Demand(name=f"ingress-{rank}", num_cpus=INGRESS_CPUS, is_alone=True)
+        for rank in range(config.ingress.replicas)
+    ]
+    return ingresses + workers
+
+
+def with_absolute_paths(config: ClusterConfig) -> ClusterConfig:
+    """The same configuration for processes that run in other directories."""
+    path = Path(config.model.path).expanduser()
+    if not path.exists():
+        return config
+    model = config.model.model_copy(update={"path": str(path.resolve()), "id": config.model.name})
+    return config.model_copy(update={"model": model})

@@ -1,0 +1,200 @@
+"""One run of the application on Ray: connect, deploy, wait until it serves, watch, stop.
+
+Everything here needs Ray; what can fail without it was checked before (`cluster/preflight.py`).
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+from ray.exceptions import AuthenticationError, RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.util import list_named_actors
+
+from cluster import rooms
+from cluster.app import build_app
+from cluster.config import ClusterConfig
+from cluster.placement import unplaceable
+from cluster.progress import WorkerWatch
+
+APPLICATION = "relevo"
+INGRESS = "Ingress"
+OBJECT_STORE_BYTES = 128 * 1024 * 1024  # nothing of ours passes through the object store
+POLL_S = 0.2
+REPORT_AGAIN_S = 30.0  # what is waited for is named again after so long
+STATUS_WITHIN_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class SessionError(RuntimeError):
+    """The application cannot run or has ended; the message is for the person who started it."""
+
+
+class Session:
+    """Owns the connection to Ray and our application on it. Used from one thread."""
+
+    def __init__(
+        self, config: ClusterConfig, *, run_directory: Path, say: Callable[[str, str], None]
+    ) -> None:
+        self.config = config
+        self.dashboard = ""
+        self._run_directory = run_directory
+        self._say = say
+        self._watch = WorkerWatch(say)
+        self._had_serve = False
+        self._has_deployed = False
+        self._ray_processes: list[psutil.Process] = []
+
+    def connect(self) -> None:
+        """Start our own Ray, or join the one that the configuration names."""
+        self.dashboard = (self._start_local() if self.config.is_local else self._join()) or ""
+        total = ray.cluster_resources()
+        cpus, gpus = total.get("CPU", 0), total.get("GPU", 0)
+        where = "started" if self.config.is_local else f"joined {self.config.cluster.ray_address}"
+        self._say("ray", f"{where}: {len(_nodes())} node(s), {cpus:g} CPU, {gpus:g} GPU")
+
+    def _start_local(self) -> str:
+        context = ray.init(
+            address="local",
+            dashboard_host="127.0.0.1",
+            include_dashboard=True,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=str(self._run_directory),
+        )
+        self._ray_processes = [
+            process
+            for process in psutil.Process().children()
+            if process.name() in {"raylet", "gcs_server"}
+        ]
+        return str(context.dashboard_url or "")
+
+    def _join(self) -> str:
+        address = self.config.cluster.ray_address
+        try:
+            context = ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, AuthenticationError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise SessionError(f"cannot join the Ray cluster at {address}: {reason}") from error
+        self._had_serve = any(
+            actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)
+        )
+        if self._had_serve and APPLICATION in serve.status().applications:
+            raise SessionError(
+                f"an application {APPLICATION!r} runs on this cluster already:"
+                f" end it with `serve delete {APPLICATION}`, or deploy it anew with `serve deploy`"
+            )
+        return str(context.dashboard_url or "")
+
+    def check_placement(self) -> None:
+        """End a local start that can never be placed; on a cluster only say what is missing."""
+        missing = unplaceable(rooms.demands(self.config), _nodes())
+        if missing and self.config.is_local:
+            raise SessionError(f"this machine cannot hold every replica: {'; '.join(missing)}")
+        for line in missing:
+            self._say("placement", f"{line}; waiting for it")
+
+    def deploy(self) -> None:
+        """Hand the application to Serve, without waiting for it."""
+        application = build_app(self.config.model_dump(mode="json"))
+        serve.start(proxy_location="Disabled")
+        self._has_deployed = True
+        serve.run_many(
+            [serve.RunTarget(target=application, name=APPLICATION, route_prefix=None)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        prefill, decode = self.config.prefill.replicas, self.config.decode.replicas
+        self._say("serve", f"deploying an ingress, {prefill} prefill and {decode} decode worker(s)")
+
+    def wait_until_ready(self) -> None:
+        """Show how the replicas come up until all of them serve; SessionError when they cannot."""
+        last_message, reported_at_s = "", time.monotonic()
+        while True:
+            overview = serve.status().applications.get(APPLICATION)
+            if overview is not None:
+                if overview.status is ApplicationStatus.DEPLOY_FAILED:
+                    raise SessionError(f"the application cannot start: {_failure(overview)}")
+                message = _failure(overview)
+                if message and message != last_message:
+                    self._say("serve", message)
+                    last_message = message
+                if self._is_ready(overview):
+                    return
+            if time.monotonic() - reported_at_s > REPORT_AGAIN_S:
+                reported_at_s = time.monotonic()
+                self._report_waiting(overview)
+            time.sleep(POLL_S)
+
+    def _is_ready(self, overview: ApplicationStatusOverview) -> bool:
+        ingress = overview.deployments.get(INGRESS)
+        if ingress is None or not ingress.replica_states.get("RUNNING"):
+            return False
+        status = self._status()
+        if status is None:
+            return False
+        self._watch.update(status)
+        expected = self.config.prefill.replicas + self.config.decode.replicas
+        num_ready = sum(worker["state"] == "ready" for worker in status["workers"])
+        return num_ready >= expected and status["state"] in {"ready", "degraded"}
+
+    def _status(self) -> dict[str, Any] | None:
+        try:
+            answer = serve.get_app_handle(APPLICATION).status.remote()
+            status: dict[str, Any] = answer.result(timeout_s=STATUS_WITHIN_S)
+        except (TimeoutError, RayError, RayServeException) as error:
+            _log.debug("no status: %r", error)
+            return None
+        return status
+
+    def _report_waiting(self, overview: ApplicationStatusOverview | None) -> None:
+        self.check_placement()
+        for name, deployment in overview.deployments.items() if overview else ():
+            states = ", ".join(
+                f"{count} {state.lower()}" for state, count in deployment.replica_states.items()
+            )
+            if set(deployment.replica_states) != {"RUNNING"}:
+                self._say("waiting", f"{name}: {states or 'no replica yet'}")
+
+    def follow(self) -> None:
+        """Say what changes, from now on; SessionError when Ray itself has ended."""
+        while True:
+            for process in self._ray_processes:
+                if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                    raise SessionError(f"Ray has ended: its {process.name()} is gone")
+            status = self._status()
+            if status is not None:
+                self._watch.update(status)
+            time.sleep(1.0)
+
+    def stop(self) -> None:
+        """Drain and end the application, then leave the cluster, or end it where it is ours."""
+        if self._has_deployed:
+            serve.delete(APPLICATION)
+            if not self._had_serve and not serve.status().applications:
+                serve.shutdown()
+        ray.shutdown()
+
+
+def _nodes() -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _failure(overview: ApplicationStatusOverview) -> str:
+    """The line of the first deployment's message that says what went wrong."""
+    for name, deployment in overview.deployments.items():
+        lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line.partition(":")[0]]
+        if errors:
+            return f"{name}: {errors[-1]}"
+    if overview.status is ApplicationStatus.DEPLOY_FAILED:
+        return " ".join(overview.message.split())[-500:]
+    return ""
