@@ -1,0 +1,258 @@
+"""One try to serve a request on chosen workers.
+
+1. Both legs open at once: Decode, and Prefill if a prefill worker takes part.
+2. Prefill tells its progress and the first token; Decode is admitted and tells every token it
+   knows. `TokenMerger` makes one stream of both, delivered in the moment it arrives.
+3. The first decisive event settles the attempt: a finish, a failed leg, a worker without a sign of
+   life. Prefill may fail or end once the first token is out: the rest is the decode worker's.
+4. Whatever ends it, also a cancel: both calls are cancelled, which frees what the workers hold; a
+   prefill that had ended already is told to release.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine
+from dataclasses import replace
+from typing import Any, Protocol
+
+import grpc
+from relevo.v1 import common_pb2, decode_pb2, prefill_pb2
+
+from router.failures import failure_of
+from router.legs import AttemptPlan, open_decode, open_prefill
+from router.request import FinishReason
+from router.retry import Failure
+from router.timeline import AttemptRecord
+from router.token_merger import TokenGapError, TokenMerger
+from router.worker_state import WorkerState
+from router.worker_view import WorkerKey
+from rpc.channel import ChannelPool
+
+# A decode worker may finish before the prefill worker's last message, with its timings, is here.
+LAST_PREFILL_MESSAGE_S = 0.25
+
+FINISH_REASONS = {
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Deliver(Protocol):
+    """Hands tokens to the consumer; must not block."""
+
+    def __call__(self, token_ids: list[int], finish_reason: FinishReason | None) -> None:
+        """With a finish reason it is the last call."""
+        ...
+
+
+class Attempt:
+    """Owns the calls of one attempt. Invariant: when `run` is over, none is open."""
+
+    def __init__(
+        self,
+        plan: AttemptPlan,
+        *,
+        channels: ChannelPool,
+        merger: TokenMerger,
+        record: AttemptRecord,
+        deliver: Deliver,
+    ) -> None:
+        self._plan = plan
+        self._channels = channels
+        self._merger = merger
+        self._record = record
+        self._deliver = deliver
+        self._settled: asyncio.Future[FinishReason | Failure] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._answered: set[WorkerKey] = set()
+        self._start_position = merger.position
+        self._prefill_over = asyncio.Event()  # its token came, or there is none to come
+        self._prefill_call_ended = plan.prefill is None
+        self._finish_reason: FinishReason | None = None  # known, but tokens before it are missing
+        if plan.prefill is None:
+            self._prefill_over.set()
+
+    async def run(self) -> FinishReason | Failure:
+        """Serve; a failure is returned, not raised."""
+        self._merger.start_attempt()
+        plan = self._plan
+        legs = [asyncio.create_task(self._guard(plan.decode, self._run_decode()))]
+        if plan.prefill is not None:
+            leg = self._guard(plan.prefill, self._run_prefill(plan.prefill))
+            legs.append(asyncio.create_task(leg))
+        for worker in plan.workers:
+            worker.attempts.add(self)
+        try:
+            return await self._settled
+        finally:
+            for worker in plan.workers:
+                worker.attempts.discard(self)
+                worker.drop_pick(plan.transfer_id)
+            for leg_task in legs:
+                leg_task.cancel()
+            await asyncio.gather(*legs, return_exceptions=True)
+
+    @property
+    def needs_release(self) -> bool:
+        """Whether KV may lie on the prefill worker that no cancelled call gives back."""
+        plan = self._plan
+        is_finished = self._settled.done() and not self._settled.cancelled()
+        finished = is_finished and isinstance(self._settled.result(), FinishReason)
+        return plan.prefill is not None and self._prefill_call_ended and not finished
+
+    def lose_worker(self, key: WorkerKey, reason: str) -> None:
+        """One of the workers shows no sign of life."""
+        plan = self._plan
+        is_prefill = plan.prefill is not None and key == plan.prefill.key
+        if is_prefill and self._has_tokens:
+            return
+        worker = plan.prefill if plan.prefill is not None and is_prefill else plan.decode
+        self._settle(self._failure(worker, "lost", reason))
+
+    @property
+    def _has_tokens(self) -> bool:
+        return self._merger.position > self._start_position
+
+    def _settle(self, result: FinishReason | Failure) -> None:
+        if not self._settled.done():
+            self._settled.set_result(result)
+
+    async def _guard(self, worker: WorkerState, leg: Coroutine[Any, Any, None]) -> None:
+        """The one place where a leg's exceptions become a failure."""
+        try:
+            await leg
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not we were cancelled but the call: someone closed its channel.
+            self._leg_failed(worker, self._failure(worker, "lost", "its channel was closed"))
+        except grpc.aio.AioRpcError as error:
+            has_answered = worker.key in self._answered
+            self._leg_failed(worker, failure_of(error, worker.key, has_answered=has_answered))
+        except TokenGapError as error:
+            self._settle(self._failure(worker, "gap", str(error)))
+        except Exception as error:
+            _LOGGER.exception("A leg on %s broke", worker.key.worker_id)
+            self._leg_failed(worker, self._failure(worker, "error", repr(error)))
+
+    def _leg_failed(self, worker: WorkerState, failure: Failure) -> None:
+        prefill = self._plan.prefill
+        if worker is prefill and self._has_tokens:
+            _LOGGER.info("Prefill ended late: %s", failure.message)
+            self._prefill_call_ended = True
+            self._prefill_over.set()
+            return
+        if failure.cause == "transfer" and prefill is not None:
+            # The KV is lost, not the decode worker: it may hold much of it already.
+            failure = replace(failure, workers=frozenset({prefill.key}))
+        self._settle(failure)
+
+    # Prefill.
+
+    async def _run_prefill(self, worker: WorkerState) -> None:
+        call = open_prefill(self._plan, self._channels)
+        try:
+            async for response in call:
+                self._acknowledge(worker)
+                self._take_prefill(response, worker)
+        finally:
+            call.cancel()
+        self._prefill_call_ended = True
+        if not self._prefill_over.is_set() and not self._has_tokens:
+            self._settle(self._failure(worker, "error", "prefill ended without a token"))
+        self._prefill_over.set()
+        self._merger.close_gap()
+
+    def _take_prefill(self, response: prefill_pb2.PrefillResponse, worker: WorkerState) -> None:
+        if response.HasField("timings"):
+            self._record.add_prefill(response.timings)
+        if response.WhichOneof("message") == "progress":
+            num_cached = response.progress.num_cached_tokens
+            self._record.num_cached_tokens = max(self._record.num_cached_tokens, num_cached)
+        else:
+            self._take_tokens(response.tokens, worker)
+            self._prefill_over.set()
+
+    # Decode.
+
+    async def _run_decode(self) -> None:
+        worker = self._plan.decode
+        call = open_decode(self._plan, self._channels)
+        try:
+            async for response in call:
+                self._acknowledge(worker)
+                await self._take_decode(response, worker)
+        finally:
+            call.cancel()
+        if self._finish_reason is None:
+            self._settle(self._failure(worker, "error", "the stream ended without a finish"))
+
+    async def _take_decode(self, response: decode_pb2.DecodeResponse, worker: WorkerState) -> None:
+        record, is_local = self._record, self._plan.prefill is None
+        record.kv_transfer_bytes = max(record.kv_transfer_bytes, response.kv_transfer_bytes)
+        if is_local:
+            cached = max(record.num_cached_tokens, response.num_cached_tokens)
+            record.num_cached_tokens = cached
+        if response.HasField("timings"):
+            record.add_decode(response.timings)
+            if is_local:
+                record.add_prefill(response.timings)
+        if response.WhichOneof("message") != "tokens":
+            return
+        if response.tokens.finish_reason and not self._prefill_over.is_set():
+            await _wait_briefly(self._prefill_over.wait())
+        self._take_tokens(response.tokens, worker)
+
+    # Both.
+
+    def _acknowledge(self, worker: WorkerState) -> None:
+        if worker.key not in self._answered:
+            self._answered.add(worker.key)
+            worker.acknowledge_pick(self._plan.transfer_id)
+
+    def _take_tokens(self, tokens: common_pb2.Tokens, worker: WorkerState) -> None:
+        if self._settled.done():
+            return
+        # Only Prefill's token can still fill a gap before what the decode worker sends.
+        may_wait = worker is self._plan.decode and not self._prefill_over.is_set()
+        added = self._merger.add(tokens.start_position, tokens.token_ids, may_wait=may_wait)
+        reason = FINISH_REASONS.get(tokens.finish_reason)
+        if tokens.finish_reason and reason is None:
+            self._deliver_new(added, None)
+            self._settle(self._ended_badly(tokens, worker))
+            return
+        self._finish_reason = self._finish_reason or reason
+        is_last = self._finish_reason is not None and not self._merger.has_early
+        self._deliver_new(added, self._finish_reason if is_last else None)
+
+    def _deliver_new(self, added: list[int], finish_reason: FinishReason | None) -> None:
+        if added or finish_reason is not None:
+            self._deliver(added, finish_reason)
+        if finish_reason is not None:
+            self._settle(finish_reason)
+
+    def _ended_badly(self, tokens: common_pb2.Tokens, worker: WorkerState) -> Failure:
+        if tokens.finish_reason == common_pb2.FINISH_REASON_MIGRATE:
+            return self._failure(worker, "migrate", "it drains")
+        return self._failure(worker, "error", tokens.error or "the request was ended there")
+
+    @staticmethod
+    def _failure(worker: WorkerState, cause: str, message: str) -> Failure:
+        return Failure(
+            cause=cause,
+            message=f"{worker.key.worker_id}: {message}",
+            was_admitted=True,
+            workers=frozenset({worker.key}),
+        )
+
+
+async def _wait_briefly(event: Awaitable[object]) -> None:
+    try:
+        async with asyncio.timeout(LAST_PREFILL_MESSAGE_S):
+            await event
+    except TimeoutError:
+        return

@@ -1,0 +1,83 @@
+"""The calls of one attempt, as they go over the wire."""
+
+import logging
+from dataclasses import dataclass
+
+import grpc
+from relevo.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+
+from router.worker_state import WorkerState
+from rpc.channel import ChannelPool
+
+RELEASE_TIMEOUT_S = 2.0
+
+PrefillCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
+DecodeCall = grpc.aio.UnaryStreamCall[decode_pb2.DecodeRequest, decode_pb2.DecodeResponse]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlan:
+    """Who does what."""
+
+    request: common_pb2.EngineRequest
+    prefill: WorkerState | None  # None: the decode worker prefills
+    decode: WorkerState
+    transfer_id: int  # random, this attempt's own
+    epoch: int
+    timeout_s: float
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """Those that take part."""
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+
+def open_prefill(plan: AttemptPlan, channels: ChannelPool) -> PrefillCall:
+    """Ask the prefill worker to compute the prompt and its first token."""
+    assert plan.prefill is not None
+    request = prefill_pb2.PrefillRequest(
+        request=plan.request,
+        transfer_id=plan.transfer_id,
+        epoch=plan.epoch,
+        decode_worker=plan.decode.description.to_ref(),
+        prefill_incarnation=plan.prefill.key.incarnation,
+    )
+    call: PrefillCall = _prefill_stub(plan.prefill, channels).Prefill(
+        request, timeout=plan.timeout_s
+    )
+    return call
+
+
+def open_decode(plan: AttemptPlan, channels: ChannelPool) -> DecodeCall:
+    """Ask the decode worker to go on from there, or to do it all."""
+    channel = channels.get(plan.decode.description.address)
+    stub = decode_pb2_grpc.DecodeServiceStub(channel)  # type: ignore[no-untyped-call]
+    request = decode_pb2.DecodeRequest(
+        request=plan.request,
+        transfer_id=plan.transfer_id,
+        epoch=plan.epoch,
+        decode_incarnation=plan.decode.key.incarnation,
+    )
+    if plan.prefill is not None:
+        request.prefill_worker.CopyFrom(plan.prefill.description.to_ref())
+    call: DecodeCall = stub.Decode(request, timeout=plan.timeout_s)
+    return call
+
+
+async def release_prefill(plan: AttemptPlan, channels: ChannelPool) -> None:
+    """Tell the prefill worker that nobody will fetch the KV; best effort."""
+    assert plan.prefill is not None
+    request = prefill_pb2.ReleaseRequest(transfer_id=plan.transfer_id, epoch=plan.epoch)
+    try:
+        await _prefill_stub(plan.prefill, channels).Release(request, timeout=RELEASE_TIMEOUT_S)
+    except grpc.RpcError as error:
+        _LOGGER.debug("Release on %s failed: %r", plan.prefill.key.worker_id, error)
+
+
+def _prefill_stub(
+    worker: WorkerState, channels: ChannelPool
+) -> prefill_pb2_grpc.PrefillServiceStub:
+    channel = channels.get(worker.description.address)
+    return prefill_pb2_grpc.PrefillServiceStub(channel)  # type: ignore[no-untyped-call]

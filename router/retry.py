@@ -1,0 +1,60 @@
+"""How often a request may start again, and how long it pauses before it does."""
+
+import random
+from dataclasses import dataclass, field
+
+from router.config import RouterConfig
+from router.errors import GenerationFailed
+from router.worker_view import WorkerKey
+
+MAX_UNREACHED = 20  # attempts in a row that no worker admitted and none refused as full
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why an attempt ended without a finish."""
+
+    cause: str  # a short label: refused, stale, unreachable, lost, error, gap, migrate
+    message: str
+    was_admitted: bool
+    workers: frozenset[WorkerKey] = field(default_factory=frozenset)  # those that failed
+
+
+class RetryBudget:
+    """Counts the failures of one request, so that a poison one ends after migration_limit."""
+
+    def __init__(self, config: RouterConfig, rng: random.Random) -> None:
+        self._limit = config.migration_limit
+        self._rng = rng
+        self._num_unreached = 0
+        self._num_not_admitted = 0
+        self.num_failures = 0
+        self.excluded: frozenset[WorkerKey] = frozenset()
+
+    def spend(self, failure: Failure) -> float:
+        """Return the pause before the next attempt; GenerationFailed when none is left."""
+        if failure.cause != "refused":
+            self.excluded |= failure.workers
+        if failure.cause == "migrate":
+            self._num_not_admitted = self._num_unreached = 0
+            return 0.0
+        if failure.was_admitted:
+            return self._spend_failure(failure)
+        # A full worker may stay full for long, and the deadline ends that; an unreachable one not.
+        self._num_not_admitted += 1
+        self._num_unreached += failure.cause != "refused"
+        if self._num_unreached > MAX_UNREACHED:
+            raise GenerationFailed(f"no worker could be reached: {failure.message}")
+        longest_s = min(FIRST_PAUSE_S * 2.0 ** min(self._num_not_admitted - 1, 16), LONGEST_PAUSE_S)
+        return longest_s * (0.5 + self._rng.random() / 2)
+
+    def _spend_failure(self, failure: Failure) -> float:
+        self._num_not_admitted = self._num_unreached = 0
+        self.num_failures += 1
+        if self.num_failures > self._limit:
+            raise GenerationFailed(
+                f"{self.num_failures} workers failed in a row, the last: {failure.message}"
+            )
+        return 0.0

@@ -1,0 +1,262 @@
+"""Everything the router knows of one worker process, kept by its state stream's messages.
+
+described -> connected (Hello) -> synced (last snapshot chunk) -> routable (a load says ready)
+routable -> suspect (a call failed) -> routable again with the stream's next message
+any -> lost: the stream broke, or no sign of life for too long; the next Hello revives it
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from relevo.v1 import state_pb2
+
+from engine.block_hash import BlockHash
+from router.picks import Picks
+from router.prefix_index import PrefixIndex
+from router.worker_view import LinkView, Pending, WorkerKey, WorkerView
+from rpc.description import WorkerDescription
+
+MIN_FROZEN_S = 2.0
+FROZEN_STEPS = 4.0  # predicted step times without a sign of life
+
+
+class ResyncNeededError(Exception):
+    """The stream skipped or broke the order; only a new snapshot helps."""
+
+
+class WrongWorkerError(Exception):
+    """Another process answers at this address."""
+
+
+class Change(enum.Enum):
+    """What one message means for requests that wait."""
+
+    NOTHING = enum.auto()
+    ROUTING = enum.auto()  # a choice may exist now that did not
+
+
+class RunningAttempt(Protocol):
+    """What runs on a worker."""
+
+    def lose_worker(self, key: WorkerKey, reason: str) -> None:
+        """End because this worker shows no life."""
+        ...
+
+
+class WorkerState:
+    """One (worker_id, incarnation).
+
+    Invariants: its entries in the index exist only while it is synced, or as predictions; picks and
+    attempts are gone when their requests are.
+    """
+
+    def __init__(self, description: WorkerDescription, index: PrefixIndex, *, now_s: float) -> None:
+        self.description = description
+        self.key = WorkerKey(description.worker_id, description.incarnation)
+        self.is_described = True  # by the last discovery that answered
+        self.is_connected = False
+        self.is_synced = False
+        self.is_suspect = False
+        self.has_refused = False
+        self.hello: state_pb2.WatchStateResponse.Hello | None = None
+        self.load: state_pb2.WorkerLoad | None = None
+        self.metrics: list[state_pb2.MetricSample] = []  # the last that came with a load
+        self.heard_at_s = now_s
+        self.lost_at_s: float | None = None
+        self.attempts: set[RunningAttempt] = set()
+        self._index = index
+        self._picks = Picks()
+        self._next_sequence = 0
+        self._view: WorkerView | None = None
+
+    @property
+    def state(self) -> str:
+        """starting, ready, draining or lost."""
+        if self.lost_at_s is not None:
+            return "lost"
+        if self.load is None or not self.is_synced:
+            return "starting"
+        return self.load.state or "starting"
+
+    @property
+    def is_routable(self) -> bool:
+        """Whether new requests may go there."""
+        return self.is_connected and not self.is_suspect and self.state == "ready"
+
+    def shares_address(self, other: "WorkerState") -> bool:
+        """Whether another process now serves where this one did."""
+        return other is not self and other.description.address == self.description.address
+
+    # The state stream.
+
+    def start_stream(self) -> None:
+        """A new stream opens: its numbers start from 0."""
+        self._next_sequence = 0
+
+    def apply(self, message: state_pb2.WatchStateResponse, *, now_s: float) -> Change:
+        """Take the next message; ResyncNeededError or WrongWorkerError end the stream."""
+        if message.sequence < self._next_sequence:
+            return Change.NOTHING  # delivered twice
+        if message.sequence > self._next_sequence:
+            raise ResyncNeededError(f"Got {message.sequence = } but expected {self._next_sequence}")
+        self._next_sequence += 1
+        self.heard_at_s = now_s
+        revived, self.is_suspect = self.is_suspect, False
+        if revived:
+            self._view = None
+        changed = self._apply_body(message, now_s)
+        return Change.ROUTING if changed or revived else Change.NOTHING
+
+    def _apply_body(self, message: state_pb2.WatchStateResponse, now_s: float) -> bool:
+        kind = message.WhichOneof("message")
+        if kind == "hello":
+            self._apply_hello(message.hello)
+            return False
+        if not self.is_connected:
+            raise ResyncNeededError(f"Got {kind} before the Hello")
+        if kind == "snapshot_chunk":
+            self._index.store(self.key, _hashes(message.snapshot_chunk.block_hashes))
+            self.is_synced = self.is_synced or message.snapshot_chunk.last
+            return message.snapshot_chunk.last
+        if kind == "block_events":
+            self._apply_block_events(message.block_events)
+            return False
+        if kind == "load":
+            self._apply_load(message.load, now_s)
+            return True
+        raise ResyncNeededError(f"Got a message this version does not know: {kind}")
+
+    def _apply_hello(self, hello: state_pb2.WatchStateResponse.Hello) -> None:
+        speaker = WorkerKey(hello.worker.worker_id, hello.worker.incarnation)
+        if speaker != self.key:
+            raise WrongWorkerError(f"Got {speaker = } but expected {self.key}")
+        self.hello = hello
+        self.is_connected, self.is_synced = True, False
+        self.lost_at_s = None
+        # Predictions take as many entries again as the worker has blocks.
+        self._index.add_worker(self.key, limit=2 * hello.num_kv_blocks)
+        self._view = None
+
+    def _apply_block_events(self, events: state_pb2.WatchStateResponse.BlockEvents) -> None:
+        if events.cleared:
+            self._index.clear(self.key)
+        self._index.remove(self.key, _hashes(events.removed))
+        self._index.store(self.key, _hashes(events.stored))
+
+    def _apply_load(self, load: state_pb2.WorkerLoad, now_s: float) -> None:
+        self.load = load
+        if load.metrics:
+            self.metrics = list(load.metrics)
+        self.has_refused = False
+        self._picks.report_arrived(now_s=now_s)
+        self._view = None
+
+    def disconnect(self, *, now_s: float) -> None:
+        """The stream ended: route nothing new here, believe nothing of its cache."""
+        self.is_connected = self.is_synced = False
+        if self.hello is not None and self.lost_at_s is None:
+            self.lost_at_s = now_s
+        self._index.scrub(self.key)
+        self._view = None
+
+    # Signs of life.
+
+    def heartbeat_age_s(self, now_s: float) -> float:
+        """Since the engine last showed life, as far as we can tell."""
+        reported_s = self.load.heartbeat_age_s if self.load is not None else 0.0
+        return max(now_s - self.heard_at_s, 0.0) + reported_s
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether it counts as frozen."""
+        step_s = self.load.predicted_step_s if self.load is not None else 0.0
+        return self.heartbeat_age_s(now_s) > max(MIN_FROZEN_S, FROZEN_STEPS * step_s)
+
+    def fail_attempts(self, reason: str) -> None:
+        """End what runs here."""
+        for attempt in list(self.attempts):
+            attempt.lose_worker(self.key, reason)
+
+    def suspect(self) -> None:
+        """A call failed to reach it: avoid it until its stream speaks again."""
+        self.is_suspect = True
+        self._view = None
+
+    def refuse(self) -> None:
+        """It refused a request: full, until its next load says otherwise."""
+        self.has_refused = True
+        self._view = None
+
+    # Own picks.
+
+    def add_pick(self, pick_id: int, pending: Pending, *, now_s: float) -> None:
+        """Count a request that is on its way."""
+        self._picks.add(pick_id, pending, now_s=now_s)
+        self._view = None
+
+    def acknowledge_pick(self, pick_id: int) -> None:
+        """The worker has it: its next report includes it."""
+        self._picks.acknowledge(pick_id)
+
+    def drop_pick(self, pick_id: int) -> None:
+        """The request is over, or never arrived."""
+        if self._picks.drop(pick_id):
+            self._view = None
+
+    @property
+    def num_picks(self) -> int:
+        """Picks no report includes yet."""
+        return len(self._picks)
+
+    # What the policy sees.
+
+    def view(self) -> WorkerView | None:
+        """Frozen data of this moment; None before the Hello."""
+        if self._view is None and self.hello is not None:
+            self._view = self._build_view(self.hello)
+        return self._view
+
+    def _build_view(self, hello: state_pb2.WatchStateResponse.Hello) -> WorkerView:
+        view = WorkerView(
+            key=self.key,
+            pool=hello.pool,
+            is_routable=self.is_routable,
+            has_refused=self.has_refused,
+            max_num_seqs=hello.max_num_seqs,
+            max_model_len=hello.max_model_len,
+            max_num_batched_tokens=hello.max_num_batched_tokens,
+            block_size=max(hello.layout.block_size, 1),
+            hash_root=BlockHash(hello.hash_root),
+            num_kv_blocks=hello.num_kv_blocks,
+            kv_bytes_per_token=hello.kv_bytes_per_token,
+            pending=self._picks.total(),
+        )
+        return view if self.load is None else _with_load(view, self.load)
+
+
+def _with_load(view: WorkerView, load: state_pb2.WorkerLoad) -> WorkerView:
+    return replace(
+        view,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_transferring=load.num_transferring,
+        num_waiting_uncached_tokens=load.num_waiting_uncached_tokens,
+        num_free_blocks=load.blocks.free + load.blocks.cached,
+        num_used_blocks=load.blocks.used,
+        prefill_tokens_per_s=load.prefill_tokens_per_s,
+        step_s=load.step_s,
+        links={
+            WorkerKey(link.peer_id, link.peer_incarnation): LinkView(
+                bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+                latency_s=link.latency_s,
+                queued_bytes=link.queued_bytes,
+            )
+            for link in load.links
+            if link.state == "ready"
+        },
+    )
+
+
+def _hashes(raw: Iterable[bytes]) -> list[BlockHash]:
+    return [BlockHash(each) for each in raw]
