@@ -14,7 +14,7 @@ import ray
 from ray import serve
 from ray.exceptions import AuthenticationError, RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 from ray.util import list_named_actors
 
 from cluster import rooms
@@ -67,7 +67,7 @@ class Session:
             include_dashboard=True,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             _temp_dir=str(self._run_directory),
         )
         self._ray_processes = [
@@ -80,7 +80,7 @@ class Session:
     def _join(self) -> str:
         address = self.config.cluster.ray_address
         try:
-            context = ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, AuthenticationError, RuntimeError, ValueError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise SessionError(f"cannot join the Ray cluster at {address}: {reason}") from error
@@ -136,7 +136,7 @@ class Session:
 
     def _is_ready(self, overview: ApplicationStatusOverview) -> bool:
         ingress = overview.deployments.get(INGRESS)
-        if ingress is None or not ingress.replica_states.get("RUNNING"):
+        if ingress is None or not _replica_counts(ingress).get("RUNNING"):
             return False
         status = self._status()
         if status is None:
@@ -158,10 +158,9 @@ class Session:
     def _report_waiting(self, overview: ApplicationStatusOverview | None) -> None:
         self.check_placement()
         for name, deployment in overview.deployments.items() if overview else ():
-            states = ", ".join(
-                f"{count} {state.lower()}" for state, count in deployment.replica_states.items()
-            )
-            if set(deployment.replica_states) != {"RUNNING"}:
+            counts = _replica_counts(deployment)
+            if set(counts) != {"RUNNING"}:
+                states = ", ".join(f"{count} {state.lower()}" for state, count in counts.items())
                 self._say("waiting", f"{name}: {states or 'no replica yet'}")
 
     def follow(self) -> None:
@@ -181,11 +180,16 @@ class Session:
             serve.delete(APPLICATION)
             if not self._had_serve and not serve.status().applications:
                 serve.shutdown()
-        ray.shutdown()
+        ray.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _replica_counts(deployment: DeploymentStatusOverview) -> dict[str, int]:
+    return {str(state.value): count for state, count in deployment.replica_states.items()}
 
 
 def _nodes() -> list[dict[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]
 
 
 def _failure(overview: ApplicationStatusOverview) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cluster.http_client import FrontError, get_json, open_client
@@ -38,7 +39,7 @@ def run(url: str, *, api_key: str, as_json: bool) -> int:
 
 def _show(console: Console, status: Mapping[str, Any]) -> None:
     reasons = "; ".join(status.get("reasons", ()))
-    console.print(f"{_colored(status['state'])}{f': {reasons}' if reasons else ''}")
+    console.print(f"{_colored(status['state'])}{f': {escape(reasons)}' if reasons else ''}")
     workers = Table(*COLUMNS, header_style="bold", title="Workers (blocks by state on the right)")
     for column in workers.columns[2:]:
         column.justify = "right"
@@ -56,7 +57,7 @@ def _show(console: Console, status: Mapping[str, Any]) -> None:
                 _colored(link["state"]),
                 link.get("backend", ""),
                 str(link.get("generation", "")),
-                link.get("reason", ""),
+                escape(link.get("reason", "")),
             )
     if links.row_count:
         links.title = "Links"

