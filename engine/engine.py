@@ -148,11 +148,6 @@ class Engine:
             return None
         return make_output(request, finish_reason=FinishReason.ABORT, with_timings=True)
 
-    def abort_all(self, error: str) -> list[RequestOutput]:
-        """Fail every request; the last act of an engine that gives up."""
-        requests = list(self._requests.values())
-        return [self._fail(r, error) for r in requests if r.status is not RequestStatus.FINISHED]
-
     # Steps
 
     def has_work(self) -> bool:

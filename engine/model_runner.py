@@ -45,14 +45,15 @@ class ModelRunner:
         self.rope_variant = json.dumps(
             getattr(text_config, "rope_parameters", None), sort_keys=True, default=str
         )
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
+        loader: Any = AutoModelForCausalLM
+        self._model = loader.from_pretrained(
             config.model_path,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             **origin,
         )
-        self._model.to(device=self.device).eval().requires_grad_(False)
+        self._model.to(self.device).eval().requires_grad_(False)
         self.eos_token_ids = _eos_token_ids(self._model)
         self.spec = self._probe(text_config, config.block_size)
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)

@@ -1,0 +1,162 @@
+"""The way from an event loop to the engine's thread and back."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from engine.engine import Engine, Reservation
+from engine.engine_thread import EngineFailedError, EngineStoppedError, EngineThread, Future, Mail
+from engine.load import StepOutput
+from engine.request import FinishReason, Request, RequestOutput
+from engine.request_stream import RequestStream
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Sign of life of the engine's thread."""
+
+    age_s: float  # since the thread last showed life; 0 when idle
+    predicted_step_s: float  # of the step that runs; 0 when idle
+    is_idle: bool
+
+
+class EngineLoop:
+    """Owns the engine's thread and the streams of its requests.
+
+    Invariant: a stream that is open when the engine ends gets a last output, like every other.
+    """
+
+    def __init__(
+        self, engine: Engine, *, on_step: Callable[[StepOutput], None] | None = None
+    ) -> None:
+        self._engine = engine
+        self._thread = EngineThread(engine, post=self._post, on_step=on_step)
+        self._streams: dict[str, RequestStream] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine gave up, or None while it serves."""
+        return self._thread.failure
+
+    def start(self) -> None:
+        """Start the thread; what it has to say goes to the event loop that runs now."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread after its present step; open streams end with ABORT."""
+        self._thread.stop()
+        await asyncio.to_thread(self._thread.join)
+
+    async def call(self, verb: Callable[[Engine], T]) -> T:
+        """Run a verb on the engine's thread, between two steps.
+
+        The verb runs even when the caller is cancelled meanwhile. A RequestOutput that it returns
+        (of `activate`, `abort`, `release`) also goes to the request's stream.
+        """
+        future: asyncio.Future[T] = self._new_future()
+        self._thread.send(verb, future)
+        return await future
+
+    def open_stream(self, request_id: str) -> RequestStream:
+        """Listen to a request from now on."""
+        if request_id in self._streams:
+            raise ValueError(f"Got {request_id = } but expected one without a stream")
+        stream = RequestStream(request_id, self._forget_stream)
+        self._streams[request_id] = stream
+        return stream
+
+    async def submit(self, request: Request) -> RequestStream:
+        """Add a request and listen to it; ValueError when it can never be served."""
+        stream = self.open_stream(request.request_id)
+        try:
+            await self.call(lambda engine: engine.add_request(request))
+        except asyncio.CancelledError:
+            stream.close()
+            self.abort(request.request_id)
+            raise
+        except Exception:
+            stream.close()
+            raise
+        return stream
+
+    async def reserve(self, request: Request) -> Reservation:
+        """Wait, first come first served, until there is room for the request's KV."""
+        future: asyncio.Future[Reservation] = self._new_future()
+        self._thread.send_reservation(request, future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Queued behind a grant that may have been made a moment ago.
+            self.abort(request.request_id)
+            raise
+
+    def abort(self, request_id: str) -> None:
+        """End a request in any state; from any thread, and harmless at any time."""
+        # An engine that has ended holds no request any more.
+        with contextlib.suppress(EngineFailedError, EngineStoppedError):
+            self._thread.send(lambda engine: engine.abort(request_id), None)
+
+    def heartbeat(self) -> Heartbeat:
+        """Sign of life; from any thread."""
+        is_idle = self._thread.is_idle
+        return Heartbeat(
+            age_s=0.0 if is_idle else max(0.0, time.monotonic() - self._thread.last_beat_s),
+            predicted_step_s=0.0 if is_idle else self._engine.predicted_step_s,
+            is_idle=is_idle,
+        )
+
+    def _new_future(self) -> Future:
+        assert self._loop is not None, "start() comes first"
+        return self._loop.create_future()
+
+    def _forget_stream(self, stream: RequestStream) -> None:
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+
+    def _post(self, mail: Mail) -> None:
+        """From the engine's thread: one call per turn, however many requests it moved."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._receive, mail)
+        except RuntimeError:
+            logger.warning("the event loop is closed; the engine's last words are lost")
+
+    def _receive(self, mail: Mail) -> None:
+        for future, result, error in mail.replies:
+            if future.done():
+                continue  # cancelled by its caller
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        for output in mail.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.deliver(output)
+        if mail.is_last:
+            self._end_streams()
+
+    def _end_streams(self) -> None:
+        failure = self.failure
+        for stream in list(self._streams.values()):
+            stream.deliver(
+                RequestOutput(
+                    request_id=stream.request_id,
+                    start_position=0,
+                    token_ids=(),
+                    num_computed_tokens=0,
+                    num_cached_tokens=0,
+                    finish_reason=FinishReason.ABORT if failure is None else FinishReason.ERROR,
+                    error=None if failure is None else f"the engine has failed: {failure}",
+                )
+            )
