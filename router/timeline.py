@@ -48,7 +48,7 @@ class Timeline:
         arrived_at_s: float,
         now: Callable[[], float],
     ) -> None:
-        self._request_id = request_id
+        self.request_id = request_id
         self._num_prompt_tokens = num_prompt_tokens
         self._now = now
         self.arrived_at_s = min(arrived_at_s, now())
@@ -95,6 +95,10 @@ class Timeline:
         if self._ended_at_s is None:
             self._ended_at_s, self._finish_reason = self._now(), finish_reason
 
+    def since_last_token_s(self) -> float | None:
+        """Since tokens last arrived; None before the first."""
+        return None if self._last_at_s is None else self._now() - self._last_at_s
+
     @property
     def first_token_s(self) -> float | None:
         """TTFT, once there is one."""
@@ -110,7 +114,7 @@ class Timeline:
         num_cached = min(first.num_cached_tokens, self._num_prompt_tokens) if first else 0
         queue_s, route_s, prefill_wait_s, prefill_s, wire_s = self._first_token_parts()
         return RequestReport(
-            request_id=self._request_id,
+            request_id=self.request_id,
             num_prompt_tokens=self._num_prompt_tokens,
             num_completion_tokens=self.num_completion_tokens,
             cached_prefill=0 if is_local else num_cached,

@@ -209,7 +209,16 @@ class WorkerState:
         """Picks no report includes yet."""
         return len(self._picks)
 
-    # What the policy sees.
+    # What others see.
+
+    def full_load(self) -> state_pb2.WorkerLoad:
+        """The last load, with the last metrics in it."""
+        full = state_pb2.WorkerLoad()
+        if self.load is not None:
+            full.CopyFrom(self.load)
+        if not full.metrics:
+            full.metrics.extend(self.metrics)
+        return full
 
     def view(self) -> WorkerView | None:
         """Frozen data of this moment; None before the Hello."""

@@ -8,6 +8,7 @@ from engine.block_hash import BlockHash
 
 PREFILL = "prefill"
 DECODE = "decode"
+NO_ROOT = BlockHash(b"")
 
 
 class WorkerKey(NamedTuple):
@@ -50,7 +51,7 @@ class WorkerView:
     max_model_len: int
     max_num_batched_tokens: int
     block_size: int
-    hash_root: BlockHash = BlockHash(b"")
+    hash_root: BlockHash = NO_ROOT
     num_kv_blocks: int
     kv_bytes_per_token: int
     num_running: int = 0

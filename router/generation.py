@@ -1,0 +1,159 @@
+"""One running request as its consumer sees it: batches of tokens, a report, a way to end it.
+
+generate()       nothing runs yet
+first anext      a task starts to serve the request; tokens go into a buffer as they arrive
+anext            takes all that is in the buffer; a slow consumer gets larger batches
+finish or error  the last batch carries the finish reason; an error is raised once
+aclose()         at any moment, from any task: every call on the workers is cancelled
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from opentelemetry.context import Context
+
+from router.errors import GenerationFailed, NoWorkers, RequestTimeout, RouterError
+from router.report import RequestReport
+from router.request import FinishReason, TokenBatch
+from router.request_metrics import RequestMetrics
+from router.request_run import RequestRun
+from router.timeline import Timeline
+from telemetry import logs, tracing
+
+STOPPED_RETRY_S = 1.0
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Generation:
+    """An async iterator of TokenBatch for one consumer.
+
+    Invariants: after `aclose`, a finish or an error nothing of it runs; it ends exactly once.
+    """
+
+    def __init__(
+        self,
+        run: RequestRun,
+        timeline: Timeline,
+        *,
+        metrics: RequestMetrics,
+        timeout_s: Callable[[], float],
+        trace_context: Context | None,
+        running: set["Generation"],
+        on_end: Callable[[RequestReport], None],
+    ) -> None:
+        self._run = run
+        self._timeline = timeline
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._trace_context = trace_context
+        self._running = running
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+        self._buffer: list[int] = []
+        self._finish_reason: FinishReason | None = None
+        self._is_finish_taken = False
+        self._error: BaseException | None = None
+        self._is_over = False
+        self._close_reason = "abort"
+        self._wake = asyncio.Event()
+
+    @property
+    def report(self) -> RequestReport:
+        """What became of it so far."""
+        return self._timeline.report()
+
+    def __aiter__(self) -> "Generation":
+        return self
+
+    async def __anext__(self) -> TokenBatch:
+        while True:
+            if self._buffer or (self._finish_reason and not self._is_finish_taken):
+                return self._take_batch()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._is_over or self._is_finish_taken:
+                raise StopAsyncIteration
+            self._start()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def aclose(self, finish_reason: FinishReason | None = None) -> None:
+        """Cancel it everywhere; `finish_reason` tells the report if the consumer ended it well."""
+        if finish_reason is not None:
+            self._close_reason = finish_reason.value
+        if self._task is None:
+            self._end(None, self._close_reason)
+        elif not self._task.done():
+            # After the finish its last calls are being closed: let that end by itself.
+            if self._finish_reason is None:
+                self._task.cancel()
+            await asyncio.wait({self._task})
+        self._buffer.clear()
+        self._error = None
+        self._is_over = True
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """The router stops: the consumer gets an error."""
+        await self.aclose()
+        if not self._is_finish_taken:
+            self._error = NoWorkers("the router stops", STOPPED_RETRY_S)
+
+    def _take_batch(self) -> TokenBatch:
+        token_ids, self._buffer = self._buffer, []
+        self._is_finish_taken = self._finish_reason is not None
+        return TokenBatch(token_ids, self._finish_reason)
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._running.add(self)
+            self._task = asyncio.create_task(self._serve(), name="router-request")
+
+    def _deliver(self, token_ids: list[int], finish_reason: FinishReason | None) -> None:
+        if token_ids:
+            if (since_last_s := self._timeline.since_last_token_s()) is not None:
+                self._metrics.tokens_arrived(len(token_ids), since_last_s)
+            self._timeline.add_tokens(len(token_ids))
+            self._buffer += token_ids
+        if finish_reason is not None:
+            self._timeline.end(finish_reason.value)
+            self._finish_reason = finish_reason
+        self._wake.set()
+
+    async def _serve(self) -> None:
+        if self._trace_context is not None:
+            tracing.attach_for_task(self._trace_context)
+        error: BaseException | None = None
+        finish_reason = "error"
+        try:
+            with logs.request_scope(self._timeline.request_id):
+                async with asyncio.timeout(max(self._timeout_s(), 0.0)):
+                    await self._run.serve(self._deliver)
+        except asyncio.CancelledError:
+            finish_reason = self._close_reason
+            raise
+        except TimeoutError:
+            error = RequestTimeout("the deadline passed")
+        except RouterError as told:
+            error = told
+        except Exception:
+            # The boundary of this request: a bug of ours must not reach its neighbours.
+            _LOGGER.exception("Request %s broke", self._timeline.request_id)
+            error = GenerationFailed("internal error")
+        finally:
+            self._end(error, finish_reason)
+
+    def _end(self, error: BaseException | None, finish_reason: str) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._timeline.end(finish_reason)
+        # A finish that was delivered stands, whatever closing the calls brought up.
+        self._error = error if self._finish_reason is None else None
+        self._wake.set()
+        self._metrics.ended(self.report, error, self._run.num_predicted_tokens)
+        self._running.discard(self)
+        self._on_end(self.report)

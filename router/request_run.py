@@ -1,0 +1,201 @@
+"""Serves one request to its end: choose, try, and after a failure choose again and replay.
+
+1. choose   the dispatcher picks workers at once, or when it is this request's turn
+2. try      an Attempt streams tokens; what arrived is kept
+3. finish   done
+   fail     not admitted anywhere: pause briefly, choose again (RetryBudget)
+            after admission: choose again and replay prompt + output with the next epoch, at most
+            migration_limit times; the workers that failed are avoided
+   migrate  the worker drains: the same, for free
+4. error    the request is invalid, its deadline passed, or the budget is spent
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from relevo.v1 import common_pb2
+
+from router.attempt import Attempt, Deliver
+from router.dispatcher import Dispatcher, Route
+from router.failures import raise_if_final
+from router.legs import AttemptPlan, release_prefill
+from router.prompt import Prompt
+from router.request import FinishReason, RoutedRequest
+from router.request_metrics import RequestMetrics
+from router.retry import Failure, RetryBudget
+from router.timeline import Timeline
+from router.token_merger import TokenMerger
+from router.worker_state import WorkerState
+from router.workers import Workers
+from rpc.channel import ChannelPool
+from telemetry import attributes, tracing
+
+UNREACHED_CAUSES = frozenset({"unreachable", "stale", "lost"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunServices:
+    """What every request shares."""
+
+    dispatcher: Dispatcher
+    workers: Workers
+    channels: ChannelPool
+    metrics: RequestMetrics
+    new_budget: Callable[[], RetryBudget]
+    spawn: Callable[[asyncio.Future[None]], None]
+    now: Callable[[], float]
+
+
+class RequestRun:
+    """Owns one request's output and its attempts, one at a time."""
+
+    def __init__(
+        self, request: RoutedRequest, services: RunServices, timeline: Timeline, deadline_s: float
+    ) -> None:
+        self._request = request
+        self._services = services
+        self._timeline = timeline
+        self._deadline_s = deadline_s
+        self._budget = services.new_budget()
+        self._merger = TokenMerger(len(request.token_ids))
+        self._epoch = 0
+        self.num_predicted_tokens = 0  # of the first routing
+
+    async def serve(self, deliver: Deliver) -> None:
+        """Return after the finish was delivered; a RouterError ends it otherwise."""
+        while True:
+            route = await self._choose()
+            result = await self._try(route, deliver)
+            if isinstance(result, FinishReason):
+                return
+            pause_s = self._recover(result)
+            if len(self._merger.output) >= self._request.sampling.max_tokens > 0:
+                # The last token came, only the message that says so was lost.
+                deliver([], FinishReason.LENGTH)
+                return
+            await asyncio.sleep(pause_s)
+
+    def _time_left_s(self) -> float:
+        return self._deadline_s - self._services.now()
+
+    async def _choose(self) -> Route:
+        dispatcher, num_output = self._services.dispatcher, len(self._merger.output)
+        prompt = Prompt(
+            [*self._request.token_ids, *self._merger.output],
+            cache_salt=self._request.cache_salt,
+            num_output_tokens=dispatcher.expected_tokens(
+                self._request.sampling.max_tokens - num_output
+            ),
+        )
+        start_ns, started_at_s = time.time_ns(), self._services.now()
+        route = await dispatcher.choose(
+            prompt,
+            excluded=self._budget.excluded,
+            timeout_s=self._time_left_s(),
+            is_admitted=self._epoch > 0,
+        )
+        self._timeline.add_queue(route.waited_s)
+        if self._epoch == 0:
+            self.num_predicted_tokens = route.num_predicted_tokens
+        dispatcher.routes.append((self._request.request_id, self._epoch, route))
+        tracing.record_span(
+            attributes.SPAN_ROUTE,
+            start_ns=start_ns,
+            duration_s=self._services.now() - started_at_s,
+            parent=tracing.current_context(),
+            attributes=_route_attributes(route),
+        )
+        return route
+
+    async def _try(self, route: Route, deliver: Deliver) -> FinishReason | Failure:
+        self._epoch += 1
+        prefill_id = route.prefill.key.worker_id if route.prefill is not None else ""
+        record = self._timeline.start_attempt(
+            prefill_worker_id=prefill_id, decode_worker_id=route.decode.key.worker_id
+        )
+        plan = AttemptPlan(
+            request=self._engine_request(),
+            prefill=route.prefill,
+            decode=route.decode,
+            transfer_id=route.transfer_id,
+            epoch=self._epoch,
+            timeout_s=max(self._time_left_s(), 0.001),
+        )
+        attempt = Attempt(
+            plan,
+            channels=self._services.channels,
+            merger=self._merger,
+            record=record,
+            deliver=deliver,
+        )
+        try:
+            with tracing.span(attributes.SPAN_ATTEMPT, attributes=_attempt_attributes(plan)):
+                result = await attempt.run()
+                if isinstance(result, Failure):
+                    trace.get_current_span().set_status(
+                        trace.StatusCode.ERROR, f"{result.cause}: {result.message}"
+                    )
+                return result
+        finally:
+            if attempt.needs_release:
+                release = release_prefill(plan, self._services.channels)
+                self._services.spawn(asyncio.ensure_future(release))
+
+    def _engine_request(self) -> common_pb2.EngineRequest:
+        request = self._request
+        return common_pb2.EngineRequest(
+            request_id=request.request_id,
+            token_ids=[*request.token_ids, *self._merger.output],
+            num_prompt_tokens=len(request.token_ids),
+            sampling_params=request.sampling,
+            cache_salt=request.cache_salt,
+            request_label=request.request_label,
+        )
+
+    def _recover(self, failure: Failure) -> float:
+        """Learn from a failure; return the pause before the next attempt, or raise."""
+        raise_if_final(failure, time_left_s=self._time_left_s())
+        for key in failure.workers:
+            worker = self._services.workers.get(key)
+            if worker is not None:
+                self._blame(worker, failure.cause)
+        pause_s = self._budget.spend(failure)
+        if failure.was_admitted:
+            self._timeline.num_migrations += 1
+            self._services.metrics.migrated(failure.cause)
+        return pause_s
+
+    def _blame(self, worker: WorkerState, cause: str) -> None:
+        if cause == "refused":
+            worker.refuse()
+        elif cause in UNREACHED_CAUSES:
+            worker.suspect()
+            self._services.workers.look_again()
+
+
+def _route_attributes(route: Route) -> dict[str, str | int | float | bool]:
+    decision = route.decision
+    values: dict[str, str | int | float | bool] = {
+        attributes.RELEVO_DECODE_WORKER: route.decode.key.worker_id,
+        attributes.RELEVO_PREFILL_WORKER: route.prefill.key.worker_id if route.prefill else "",
+    }
+    for prefix, scored in (
+        (attributes.RELEVO_COST_PREFIX, decision.chosen),
+        (attributes.RELEVO_COST_NEXT_BEST_PREFIX, decision.next_best),
+    ):
+        if scored is not None:
+            values |= {prefix + name: value for name, value in scored.cost.terms().items()}
+    return values
+
+
+def _attempt_attributes(plan: AttemptPlan) -> dict[str, str | int | float | bool]:
+    return {
+        attributes.RELEVO_REQUEST_ID: plan.request.request_id,
+        attributes.RELEVO_EPOCH: plan.epoch,
+        attributes.RELEVO_TRANSFER_ID: plan.transfer_id,
+        attributes.RELEVO_DECODE_WORKER: plan.decode.key.worker_id,
+        attributes.RELEVO_PREFILL_WORKER: plan.prefill.key.worker_id if plan.prefill else "",
+    }

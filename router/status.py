@@ -1,0 +1,124 @@
+"""The body of /v1/status."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from relevo.v1 import state_pb2
+
+from router.dispatcher import Route
+from router.policy import ScoredChoice
+from router.worker_state import WorkerState
+from router.workers import LOST_SHOWN_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Whether a choice exists, and whether one ever did."""
+
+    is_ready: bool
+    has_been_ready: bool
+
+
+def build_status(
+    workers: Iterable[WorkerState], readiness: Readiness, *, now_s: float
+) -> dict[str, object]:
+    """State of the whole as this router sees it, and of each worker."""
+    shown = sorted(
+        (each for each in workers if each.lost_at_s is None or _is_fresh(each, now_s)),
+        key=lambda each: (each.description.pool, each.key),
+    )
+    reasons = [reason for worker in shown for reason in _reasons(worker)]
+    if readiness.is_ready:
+        state = "degraded" if reasons else "ready"
+    else:
+        state = "unavailable" if readiness.has_been_ready else "starting"
+        reasons.insert(0, "no choice of workers exists")
+    return {
+        "state": state,
+        "reasons": reasons,
+        "workers": [_describe(worker, now_s) for worker in shown],
+    }
+
+
+def describe_routes(
+    routes: Sequence[tuple[str, int, Route]], *, now_s: float
+) -> list[dict[str, object]]:
+    """Decisions with their cost terms, the newest last."""
+    return [
+        {
+            "request_id": request_id,
+            "attempt": epoch,
+            "age_s": now_s - route.chosen_at_s,
+            "waited_s": route.waited_s,
+            "num_choices": route.decision.num_choices,
+            "predicted_cached_tokens": route.num_predicted_tokens,
+            "chosen": _describe_choice(route.decision.chosen),
+            "next_best": _describe_choice(route.decision.next_best),
+        }
+        for request_id, epoch, route in routes
+    ]
+
+
+def _describe_choice(scored: ScoredChoice | None) -> dict[str, object] | None:
+    if scored is None:
+        return None
+    prefill = scored.choice.prefill
+    return {
+        "prefill": prefill.key.worker_id if prefill is not None else None,
+        "decode": scored.choice.decode.key.worker_id,
+        "cost": scored.cost.terms(),
+    }
+
+
+def _is_fresh(worker: WorkerState, now_s: float) -> bool:
+    return worker.lost_at_s is not None and now_s - worker.lost_at_s <= LOST_SHOWN_S
+
+
+def _reasons(worker: WorkerState) -> list[str]:
+    """What speaks against full health."""
+    name, state = worker.key.worker_id, worker.state
+    if state == "lost":
+        left_on_purpose = worker.load is not None and worker.load.state == "draining"
+        return [] if left_on_purpose else [f"{name} is lost"]
+    if state != "ready":
+        return [f"{name} is {state}"]
+    links = worker.load.links if worker.load is not None else ()
+    return [
+        f"link {link.peer_id} -> {name} is {link.state}" + (f": {link.reason}" * bool(link.reason))
+        for link in links
+        if link.state in {"broken", "incompatible"}
+    ]
+
+
+def _describe(worker: WorkerState, now_s: float) -> dict[str, object]:
+    state, description = worker.state, worker.description
+    load = worker.load if worker.load is not None and state != "lost" else None
+    return {
+        "id": description.worker_id,
+        "pool": description.pool,
+        "pid": description.pid,
+        "node": description.node_id,
+        "state": state,
+        "incarnation": description.incarnation,
+        "running": load.num_running if load else 0,
+        "waiting": load.num_waiting if load else 0,
+        "transferring": load.num_transferring if load else 0,
+        "heartbeat_age_s": worker.heartbeat_age_s(now_s),
+        "kv": _describe_blocks(load.blocks) if load else {},
+        "links": [_describe_link(link) for link in load.links] if load else [],
+    }
+
+
+def _describe_blocks(blocks: state_pb2.BlockCounts) -> dict[str, int]:
+    names = ("free", "cached", "used", "held", "quarantined", "total")
+    return {name: getattr(blocks, name) for name in names}
+
+
+def _describe_link(link: state_pb2.LinkStatus) -> dict[str, object]:
+    return {
+        "peer": link.peer_id,
+        "state": link.state,
+        "generation": link.generation,
+        "backend": link.backend,
+        "reason": link.reason,
+    }
