@@ -103,9 +103,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 async def _abort(method: str, error: Exception, context: Context) -> None:
-    if isinstance(error, grpc.aio.BaseError):
-        # The servicer's own abort, or the call is over already.
+    if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, grpc.aio.InternalError):
+        # The client went away between two messages: nobody is left to tell.
+        return
     if not isinstance(error, WorkerError | ValueError | TimeoutError):
         _LOGGER.error("%s failed", method, exc_info=error)
     await context.abort(*to_status(error))
