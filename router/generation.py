@@ -11,8 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from opentelemetry.context import Context
-
 from router.errors import GenerationFailed, NoWorkers, RequestTimeout, RouterError
 from router.report import RequestReport
 from router.request import FinishReason, TokenBatch
@@ -38,16 +36,12 @@ class Generation:
         timeline: Timeline,
         *,
         metrics: RequestMetrics,
-        timeout_s: Callable[[], float],
-        trace_context: Context | None,
         running: set["Generation"],
         on_end: Callable[[RequestReport], None],
     ) -> None:
         self._run = run
         self._timeline = timeline
         self._metrics = metrics
-        self._timeout_s = timeout_s
-        self._trace_context = trace_context
         self._running = running
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
@@ -124,13 +118,13 @@ class Generation:
         self._wake.set()
 
     async def _serve(self) -> None:
-        if self._trace_context is not None:
-            tracing.attach_for_task(self._trace_context)
+        if self._run.trace_context is not None:
+            tracing.attach_for_task(self._run.trace_context)
         error: BaseException | None = None
         finish_reason = "error"
         try:
             with logs.request_scope(self._timeline.request_id):
-                async with asyncio.timeout(max(self._timeout_s(), 0.0)):
+                async with asyncio.timeout(max(self._run.time_left_s(), 0.0)):
                     await self._run.serve(self._deliver)
         except asyncio.CancelledError:
             finish_reason = self._close_reason

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import grpc
 from relevo.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
@@ -11,8 +12,13 @@ from rpc.channel import ChannelPool
 
 RELEASE_TIMEOUT_S = 2.0
 
-PrefillCall = grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
-DecodeCall = grpc.aio.UnaryStreamCall[decode_pb2.DecodeRequest, decode_pb2.DecodeResponse]
+# Generic in the stubs only, so these must stay text at run time.
+PrefillCall: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]"
+)
+DecodeCall: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[decode_pb2.DecodeRequest, decode_pb2.DecodeResponse]"
+)
 
 _LOGGER = logging.getLogger(__name__)
 

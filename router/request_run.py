@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from relevo.v1 import common_pb2
 
 from router.attempt import Attempt, Deliver
@@ -78,7 +79,13 @@ class RequestRun:
                 return
             await asyncio.sleep(pause_s)
 
-    def _time_left_s(self) -> float:
+    @property
+    def trace_context(self) -> Context | None:
+        """Parent of all its spans."""
+        return self._request.trace_context
+
+    def time_left_s(self) -> float:
+        """Until the deadline; negative after it."""
         return self._deadline_s - self._services.now()
 
     async def _choose(self) -> Route:
@@ -94,7 +101,7 @@ class RequestRun:
         route = await dispatcher.choose(
             prompt,
             excluded=self._budget.excluded,
-            timeout_s=self._time_left_s(),
+            timeout_s=self.time_left_s(),
             is_admitted=self._epoch > 0,
         )
         self._timeline.add_queue(route.waited_s)
@@ -122,7 +129,7 @@ class RequestRun:
             decode=route.decode,
             transfer_id=route.transfer_id,
             epoch=self._epoch,
-            timeout_s=max(self._time_left_s(), 0.001),
+            timeout_s=max(self.time_left_s(), 0.001),
         )
         attempt = Attempt(
             plan,
@@ -157,7 +164,7 @@ class RequestRun:
 
     def _recover(self, failure: Failure) -> float:
         """Learn from a failure; return the pause before the next attempt, or raise."""
-        raise_if_final(failure, time_left_s=self._time_left_s())
+        raise_if_final(failure, time_left_s=self.time_left_s())
         for key in failure.workers:
             worker = self._services.workers.get(key)
             if worker is not None:

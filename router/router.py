@@ -102,8 +102,6 @@ class Router:
             RequestRun(request, self._services, timeline, deadline_s),
             timeline,
             metrics=self._metrics,
-            timeout_s=lambda: deadline_s - self.now(),
-            trace_context=request.trace_context,
             running=self._running,
             on_end=self._dispatcher.learn,
         )
