@@ -1,0 +1,145 @@
+"""The prefill side of the links: takes what the decode workers dial, newest generation first."""
+
+import asyncio
+import logging
+
+from kv_transfer.accepted_link import AcceptedLink
+from kv_transfer.backend import LinkBrokenError
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.control import (
+    ControlClosedError,
+    LinkAccepted,
+    LinkControl,
+    LinkIncompatible,
+    LinkOpen,
+    StaleLinkError,
+    WorkerRef,
+)
+from kv_transfer.layout import incompatibility
+from kv_transfer.link import Link, LinkSpec
+from kv_transfer.link_status import LinkState, LinkStatus
+from kv_transfer.live_link import LinkFactory, LiveLink
+from kv_transfer.peer_link import LinkIdentity, link_id
+
+logger = logging.getLogger(__name__)
+
+
+class LinkAcceptor:
+    """Owns every link of a prefill worker; all methods are for the event loop.
+
+    Invariant: one live link per decode worker id, that of the highest (incarnation, generation).
+    """
+
+    def __init__(
+        self,
+        identity: LinkIdentity,
+        *,
+        config: KVTransferConfig,
+        make_link: LinkFactory = Link,
+    ) -> None:
+        self._identity = identity
+        self._config = config
+        self._backend = config.backend_for(identity.device.type)
+        self._make_link = make_link
+        self._newest: dict[str, tuple[int, int]] = {}
+        self._links: dict[str, tuple[LiveLink, AcceptedLink]] = {}
+        self._serving: set[asyncio.Future[None]] = set()
+        self._is_closed = False
+
+    async def serve(self, open_message: LinkOpen, control: LinkControl) -> None:
+        """Run one link for as long as its control stream and its process group live.
+
+        StaleLinkError when the message is older than what was seen, or means another process.
+        """
+        self._admit(open_message)
+        reason = self._mismatch(open_message)
+        try:
+            if reason:
+                await control.send(LinkIncompatible(reason))
+                return
+            await control.send(LinkAccepted(self._identity.layout))
+        except ControlClosedError:
+            return
+        await self._run(open_message, control)
+
+    def link_for(self, decode_worker: WorkerRef, generation: int) -> AcceptedLink | None:
+        """Return the live link of exactly this process and generation."""
+        _, link = self._links.get(decode_worker.worker_id, (None, None))
+        if link is None or not link.is_usable or link.decode_worker != decode_worker:
+            return None
+        return link if link.generation == generation else None
+
+    def statuses(self) -> list[LinkStatus]:
+        """Describe the live links; the decode side knows about the others."""
+        return [
+            LinkStatus(
+                peer_id=link.decode_worker.worker_id,
+                peer_incarnation=link.decode_worker.incarnation,
+                state=LinkState.READY,
+                generation=link.generation,
+                backend=self._backend,
+                bandwidth_bytes_per_s=live.bandwidth_bytes_per_s,
+            )
+            for live, link in self._links.values()
+            if link.is_usable and live.is_built
+        ]
+
+    async def close(self) -> None:
+        """End all links and let `serve` return."""
+        self._is_closed = True
+        for live, _ in self._links.values():
+            live.fail("worker stops")
+        await asyncio.gather(*self._serving)
+
+    def _admit(self, open_message: LinkOpen) -> None:
+        worker = open_message.decode_worker
+        if self._is_closed:
+            raise StaleLinkError("the worker stops")
+        if open_message.prefill_incarnation != self._identity.worker.incarnation:
+            raise StaleLinkError(f"incarnation {open_message.prefill_incarnation} is not here")
+        age = (worker.incarnation, open_message.generation)
+        if age <= self._newest.get(worker.worker_id, (0, 0)):
+            raise StaleLinkError(f"generation {open_message.generation} is not the newest")
+        self._newest[worker.worker_id] = age
+        if replaced := self._links.pop(worker.worker_id, None):
+            replaced[0].fail(f"replaced by generation {open_message.generation}")
+
+    def _mismatch(self, open_message: LinkOpen) -> str | None:
+        if open_message.backend != self._backend:
+            return f"backend: {self._backend!r} here, {open_message.backend!r} there"
+        return incompatibility(self._identity.layout, open_message.layout)
+
+    async def _run(self, open_message: LinkOpen, control: LinkControl) -> None:
+        worker = open_message.decode_worker
+        live = LiveLink(
+            LinkSpec(
+                link_id=link_id(open_message, self._identity.worker),
+                is_sender=True,
+                backend=self._backend,
+                timeout_s=self._config.transfer_timeout_s,
+                device=self._identity.device,
+                interface=self._config.interface,
+            ),
+            control,
+            layout=self._identity.layout,
+            peer_layout=open_message.layout,
+            make_link=self._make_link,
+        )
+        link = AcceptedLink(live, decode_worker=worker, generation=open_message.generation)
+        served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._serving.add(served)
+        self._links[worker.worker_id] = (live, link)
+        reason = "served no longer"
+        try:
+            await live.build()
+            await live.send_ready()
+            reason = await live.ended
+        except (LinkBrokenError, ControlClosedError) as error:
+            reason = str(error)
+        finally:
+            if self._links.get(worker.worker_id, (None, None))[1] is link:
+                del self._links[worker.worker_id]
+            await live.close(reason)
+            served.set_result(None)
+            self._serving.discard(served)
+            logger.info("link %s ended: %s", live.spec.link_id, reason)

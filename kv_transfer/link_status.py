@@ -1,0 +1,30 @@
+"""How a link looks from outside: for load reports and `relevo status`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class LinkState(StrEnum):
+    """Only READY carries KV."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    BROKEN = "broken"
+    INCOMPATIBLE = "incompatible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStatus:
+    """One link as one of its workers sees it."""
+
+    peer_id: str
+    peer_incarnation: int
+    state: LinkState
+    generation: int
+    backend: str
+    # why it is not ready; empty when it is
+    reason: str = ""
+    bandwidth_bytes_per_s: float = 0.0
+    # round trip of a fetch beside the data itself
+    latency_s: float = 0.0
+    queued_bytes: int = 0

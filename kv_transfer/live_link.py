@@ -1,0 +1,186 @@
+"""One generation of one link as it runs: process group, thread, staging buffers, control stream.
+
+    control.receive --> store.deliver, peer_ready        store.set --> control.send
+    any failure, or the end of the control stream --> `ended` (with the reason) --> abort
+
+It ends as a whole and is never used again; whoever made it makes the next generation.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import torch
+
+from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
+from kv_transfer.control import (
+    ControlClosedError,
+    FailureReason,
+    LinkControl,
+    LinkReady,
+    StoreEntry,
+)
+from kv_transfer.layout import KVLayout
+from kv_transfer.link import Link, LinkSpec
+from kv_transfer.link_thread import LinkThread
+from kv_transfer.staging import Staging
+from kv_transfer.store import RendezvousStore
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LinkFactory = Callable[[LinkSpec, RendezvousStore], Link]
+
+# weight of the newest transfer in the learnt bandwidth
+_LEARNING_RATE = 0.2
+
+
+class LiveLink:
+    """Owns everything one generation of a link needs; all methods are for the event loop.
+
+    Invariant: once `ended` is set no new operation starts, and every running one raises.
+    """
+
+    def __init__(
+        self,
+        spec: LinkSpec,
+        control: LinkControl,
+        *,
+        layout: KVLayout,
+        peer_layout: KVLayout,
+        make_link: LinkFactory = Link,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.spec = spec
+        self.layout = layout
+        self.peer_layout = peer_layout
+        self.bandwidth_bytes_per_s = 0.0
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.peer_ready = asyncio.Event()
+        self._control = control
+        self._outbox: asyncio.Queue[StoreEntry] = asyncio.Queue()
+        self._store = RendezvousStore(self._post_entry, timeout_s=spec.timeout_s)
+        self._link = make_link(spec, self._store)
+        self._thread = LinkThread(f"kv-{spec.link_id}")
+        self._staging: Staging | None = None
+        self.is_built = False
+        # what the transfers under way report once it has ended
+        self.failure = FailureReason.LINK_BROKEN
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._abort_task: asyncio.Task[None] | None = None
+
+    async def build(self) -> None:
+        """Connect and probe; LinkBrokenError when that fails, and then the link has ended."""
+        self._start(self._pump_in())
+        self._start(self._pump_out())
+        try:
+            # connecting and each probe message are bounded by themselves; this bounds their sum
+            async with asyncio.timeout(2 * self.spec.timeout_s):
+                await self.run(lambda link: link.build())
+                self.bandwidth_bytes_per_s = await self.run(lambda link: link.probe())
+            self.is_built = True
+        except TimeoutError as error:
+            self.fail("building the link took too long")
+            raise LinkBrokenError("building the link took too long") from error
+        except LinkBrokenError:
+            raise
+        except Exception as error:
+            raise LinkBrokenError(f"building the link failed: {error}") from error
+
+    def run(self, job: Callable[[Link], T]) -> "asyncio.Future[T]":
+        """Queue a job on the link's thread; when it raises, the link ends."""
+        future = self._thread.submit(functools.partial(job, self._link))
+        future.add_done_callback(self._note_outcome)
+        return future
+
+    def staging(self, pool: torch.Tensor) -> Staging:
+        """Return the link's own buffers, to be used on its thread only."""
+        if self._staging is None:
+            self._staging = Staging(pool, ours=self.layout, theirs=self.peer_layout)
+        return self._staging
+
+    def learn_bandwidth(self, num_bytes: int, elapsed_s: float) -> None:
+        """Take one operation into the estimate."""
+        seen = num_bytes / max(elapsed_s, 1e-6)
+        self.bandwidth_bytes_per_s += _LEARNING_RATE * (seen - self.bandwidth_bytes_per_s)
+
+    def fail(self, reason: str, failure: FailureReason = FailureReason.LINK_BROKEN) -> None:
+        """End the link: running operations raise, at the peer too. Idempotent."""
+        if self.ended.done():
+            return
+        self.failure = failure
+        self.ended.set_result(reason)
+        # an abort may block for as long as the driver pleases
+        self._abort_task = self._loop.create_task(asyncio.to_thread(self._link.abort, reason))
+
+    async def close(self, reason: str) -> None:
+        """End the link if it lives, and free everything it had."""
+        self.fail(reason)
+        assert self._abort_task is not None
+        await self._abort_task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._control.close()
+        self._thread.submit(self._link.close)
+        self._thread.stop()
+        if not await asyncio.to_thread(self._thread.join, self.spec.timeout_s):
+            logger.error("link %s: its thread did not end", self.spec.link_id)
+
+    async def wait_peer_ready(self) -> None:
+        """Wait until the sending side has built its end too; or raise LinkBrokenError."""
+        ready = asyncio.ensure_future(self.peer_ready.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {ready, self.ended}
+            await asyncio.wait(
+                either, timeout=self.spec.timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ready.cancel()
+        if self.ended.done():
+            raise LinkBrokenError(self.ended.result())
+        if not self.peer_ready.is_set():
+            raise LinkBrokenError("the peer did not get ready in time")
+
+    async def send_ready(self) -> None:
+        """Tell the decode side that this end is built and probed."""
+        await self._control.send(LinkReady())
+
+    def _post_entry(self, key: str, value: bytes) -> None:
+        # called on the link's thread
+        self._loop.call_soon_threadsafe(self._outbox.put_nowait, StoreEntry(key, value))
+
+    def _note_outcome(self, future: "asyncio.Future[Any]") -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            is_timeout = isinstance(error, LinkTimeoutError)
+            self.fail(
+                str(error) or type(error).__name__,
+                FailureReason.TIMEOUT if is_timeout else FailureReason.LINK_BROKEN,
+            )
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(self._loop.create_task(coroutine))
+
+    async def _pump_in(self) -> None:
+        try:
+            while True:
+                message = await self._control.receive()
+                if isinstance(message, StoreEntry):
+                    self._store.deliver(message.key, message.value)
+                elif isinstance(message, LinkReady):
+                    self.peer_ready.set()
+                else:
+                    self.fail(f"unexpected control message {type(message).__name__}")
+                    return
+        except ControlClosedError as error:
+            self.fail(f"control stream ended: {error}")
+
+    async def _pump_out(self) -> None:
+        try:
+            while True:
+                await self._control.send(await self._outbox.get())
+        except ControlClosedError as error:
+            self.fail(f"control stream ended: {error}")

@@ -1,0 +1,56 @@
+"""Which prefill workers a decode worker should be linked to, from what the ingresses say."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.control import PeerInfo
+
+VIEW_LIFETIME_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    peers: tuple[PeerInfo, ...]
+    seen_at: float
+
+
+class PeerViews:
+    """The last view of each ingress. A peer that is missing from a view is not known to be dead."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._views: dict[str, _View] = {}
+
+    def update(self, ingress_id: str, peers: Sequence[PeerInfo]) -> None:
+        """Replace one ingress's view."""
+        self._views[ingress_id] = _View(tuple(peers), self._now())
+
+    def peers(self) -> dict[str, PeerInfo]:
+        """Return the union of the fresh views, the highest incarnation of each id."""
+        oldest = self._now() - VIEW_LIFETIME_S
+        self._views = {id_: view for id_, view in self._views.items() if view.seen_at >= oldest}
+        union: dict[str, PeerInfo] = {}
+        for view in self._views.values():
+            for peer in view.peers:
+                known = union.get(peer.worker.worker_id)
+                if known is None or known.worker.incarnation < peer.worker.incarnation:
+                    union[peer.worker.worker_id] = peer
+        return union
+
+
+def choose_peers(
+    peers: Iterable[PeerInfo], *, worker_id: str, node_id: str, max_links: int
+) -> list[PeerInfo]:
+    """Pick at most `max_links`: same node first, then by rendezvous hash.
+
+    Each decode worker ranks the peers differently, so that links spread evenly, and one peer more
+    or less changes at most one link of each worker.
+    """
+
+    def rank(peer: PeerInfo) -> tuple[bool, bytes]:
+        is_remote = not node_id or peer.node_id != node_id
+        pair = f"{worker_id}\0{peer.worker.worker_id}"
+        return is_remote, hashlib.blake2b(pair.encode(), digest_size=8).digest()
+
+    return sorted(peers, key=rank)[:max_links]

@@ -1,0 +1,299 @@
+"""One hand-over as the decode side runs it: events of the outside into the machine, actions out.
+
+    watch stream --+                            +--> reserve blocks
+    reservation  --+--> inbox --> machine --+---+--> fetch a range over the link
+    ranges, link --+      ^                 |   +--> open the watch again
+    deadlines    ---------+                 +------> return, or raise
+
+Invariant: pool blocks are written only under `_writing` while `_may_write`; `run` clears it before
+it returns or raises. What arrives later stays in the link's staging memory.
+"""
+
+import asyncio
+import functools
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+
+from kv_transfer.backend import LinkBrokenError
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.control import (
+    Commit,
+    ControlClosedError,
+    FailureReason,
+    TransferControl,
+    TransferFailedError,
+    TransferNotFoundError,
+    WorkerRef,
+)
+from kv_transfer.dialed_link import DialedLink, RangeRequest
+from kv_transfer.digest import range_digest
+from kv_transfer.faulty_range import ask_fault_plan
+from kv_transfer.layout import KVLayout
+from kv_transfer.link import Link
+from kv_transfer.receiver_state import (
+    Action,
+    Fail,
+    Fetch,
+    Finish,
+    ReceiverLimits,
+    ReceiverTransfer,
+    Reserve,
+    Watch,
+)
+from kv_transfer.staging import RangeOrder
+
+Event = Callable[[float], list[Action]]
+
+# Bounds one operation, so that requests take turns on a link and a deadline means something.
+_MAX_BYTES_PER_FETCH = 32 << 20
+
+
+class Reservation(Protocol):
+    """Blocks for all tokens of a request; the first `num_cached_tokens` hold their KV already."""
+
+    @property
+    def block_ids(self) -> Sequence[int]:
+        """Ids of the blocks, in token order."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens that need not travel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveOrder:
+    """Which hand-over to receive, over which link."""
+
+    transfer_id: int
+    epoch: int
+    link: DialedLink
+    num_tokens: int
+    request_label: str = ""
+    # bounds the whole reception, prefill included
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """All KV is in the blocks; decoding may start."""
+
+    commit: Commit
+    num_bytes: int
+    # summed over the operations of this transfer
+    transfer_s: float
+    # from the commit to the last range's arrival
+    tail_s: float
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceptionSettings:
+    """What all receptions of one decode worker share."""
+
+    pool: torch.Tensor
+    layout: KVLayout
+    worker: WorkerRef
+    config: KVTransferConfig
+    now: Callable[[], float] = time.monotonic
+
+
+class Reception:
+    """One run of `ReceiverTransfer`."""
+
+    def __init__(
+        self,
+        settings: ReceptionSettings,
+        order: ReceiveOrder,
+        control: TransferControl,
+        reserve: Callable[[], Awaitable[Reservation]],
+    ) -> None:
+        self._settings = settings
+        self._order = order
+        self._control = control
+        self._reserve = reserve
+        self._now = settings.now
+        layout, config = settings.layout, settings.config
+        blocks_per_fetch = max(1, _MAX_BYTES_PER_FETCH // layout.bytes_per_block)
+        self._machine = ReceiverTransfer(
+            ReceiverLimits(
+                num_tokens=order.num_tokens,
+                block_size=layout.block_size,
+                max_tokens_per_fetch=blocks_per_fetch * layout.block_size,
+                deadline=self._now() + order.timeout_s,
+                control_timeout_s=config.transfer_timeout_s,
+            )
+        )
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reservation: Reservation | None = None
+        self._writing = threading.Lock()
+        self._may_write = True
+        self._num_bytes = 0
+        self._transfer_s = 0.0
+        self._committed_at: float | None = None
+
+    async def run(self) -> Received:
+        """Run to the end; TransferFailedError when the KV did not come."""
+        ended = self._order.link.live.ended
+        ended.add_done_callback(self._link_ended)
+        self._start(self._watch())
+        try:
+            while True:
+                for action in await self._next_actions():
+                    if isinstance(action, Finish):
+                        return self._received(action.commit)
+                    self._perform(action)
+        finally:
+            self._machine.fail(FailureReason.CANCELLED)
+            ended.remove_done_callback(self._link_ended)
+            with self._writing:
+                self._may_write = False
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _next_actions(self) -> list[Action]:
+        try:
+            async with asyncio.timeout(max(self._machine.deadline - self._now(), 0.0)):
+                event = await self._inbox.get()
+        except TimeoutError:
+            return self._machine.tick(self._now())
+        return event(self._now()) + self._machine.tick(self._now())
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Fail):
+            ended = self._order.link.live.ended
+            detail = ended.result() if ended.done() else ""
+            raise TransferFailedError(action.reason, detail)
+        if isinstance(action, Fetch):
+            self._start(self._fetch(action))
+        elif isinstance(action, Watch):
+            self._start(self._watch())
+        elif isinstance(action, Reserve):
+            self._start(self._take_blocks())
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # not one of the failures a hand-over knows: it is raised where it was asked for
+            self._inbox.put_nowait(functools.partial(_raise, error))
+
+    def _link_ended(self, _ended: "asyncio.Future[str]") -> None:
+        self._put_failure(self._order.link.live.failure)
+
+    def _put_failure(self, reason: FailureReason) -> None:
+        self._inbox.put_nowait(lambda _now: self._machine.fail(reason))
+
+    async def _watch(self) -> None:
+        order, machine = self._order, self._machine
+        stream = self._control.watch(
+            order.transfer_id, epoch=order.epoch, decode_worker=self._settings.worker
+        )
+        try:
+            async with aclosing(cast(Any, stream)):
+                async for message in stream:
+                    if isinstance(message, Commit) and self._committed_at is None:
+                        self._committed_at = self._now()
+                    self._inbox.put_nowait(functools.partial(machine.hear, message))
+        except ControlClosedError:
+            pass
+        except TransferNotFoundError:
+            self._inbox.put_nowait(lambda _now: machine.not_found())
+            return
+        self._inbox.put_nowait(machine.watch_broken)
+
+    async def _take_blocks(self) -> None:
+        self._reservation = await self._reserve()
+        num_cached = min(self._reservation.num_cached_tokens, self._order.num_tokens)
+        self._inbox.put_nowait(functools.partial(self._machine.reserved, num_cached))
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        order, machine, config = self._order, self._machine, self._settings.config
+        with_digest = random.random() < config.digest_sample
+        request = RangeRequest(
+            transfer_id=order.transfer_id,
+            epoch=order.epoch,
+            token_start=fetch.token_start,
+            token_end=fetch.token_end,
+            with_digest=with_digest,
+            num_bytes=(fetch.token_end - fetch.token_start) * self._settings.layout.bytes_per_token,
+            receive=functools.partial(self._receive, fetch),
+            is_wanted=lambda: not machine.is_over,
+        )
+        try:
+            outcome = await order.link.fetch(request, self._control)
+            verdict = outcome.reply.verdict
+            self._inbox.put_nowait(lambda now: machine.fetch_replied(fetch, verdict, now))
+            if outcome.arrival is None:
+                return
+            # the operation runs on, wanted or not
+            self._num_bytes += await asyncio.shield(outcome.arrival)
+        except LinkBrokenError:
+            self._put_failure(order.link.live.failure)
+            return
+        digest = await self._digest(fetch) if with_digest else b""
+        if digest != outcome.reply.digest:
+            self._put_failure(FailureReason.DIGEST_MISMATCH)
+        else:
+            self._inbox.put_nowait(lambda now: machine.arrived(fetch, digest, now))
+
+    async def _digest(self, fetch: Fetch) -> bytes:
+        assert self._reservation is not None
+        return await asyncio.to_thread(
+            range_digest,
+            self._settings.pool,
+            self._reservation.block_ids,
+            fetch.token_start,
+            fetch.token_end,
+        )
+
+    def _receive(self, fetch: Fetch, link: Link) -> int:
+        # on the link's thread
+        assert self._reservation is not None
+        started = time.monotonic()
+        spoil = ask_fault_plan("kv_recv", link, request_label=self._order.request_label)
+        num_bytes = self._order.link.live.staging(self._settings.pool).receive_range(
+            link,
+            RangeOrder(
+                block_ids=self._reservation.block_ids,
+                token_start=fetch.token_start,
+                token_end=fetch.token_end,
+                timeout_s=self._settings.config.transfer_timeout_s,
+            ),
+            alter=spoil,
+            write=self._write,
+        )
+        self._transfer_s += time.monotonic() - started
+        return num_bytes
+
+    def _write(self, copy: Callable[[], None]) -> None:
+        with self._writing:
+            if self._may_write:
+                copy()
+
+    def _received(self, commit: Commit) -> Received:
+        assert self._committed_at is not None
+        reservation = self._reservation
+        return Received(
+            commit=commit,
+            num_bytes=self._num_bytes,
+            transfer_s=self._transfer_s,
+            tail_s=self._now() - self._committed_at,
+            num_cached_tokens=reservation.num_cached_tokens if reservation else 0,
+        )
+
+
+def _raise(error: BaseException, _now: float) -> list[Action]:
+    raise error

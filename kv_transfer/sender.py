@@ -1,0 +1,295 @@
+"""The prefill side of hand-overs: holds blocks, offers what is computed, sends what is fetched.
+
+    open --> offer ... --> commit             by the worker, as the engine computes
+               |              |
+    watch <----+--------------+               one stream per decode worker; open = heartbeat
+    fetch --> verdict, send on the link       each GRANTED is posted once, in ticket order
+    release | cancel | lease or hold over --> blocks back, after the last granted send
+
+Its life cycle is `sender_state.SenderTransfer`; here are the table, the timers and the links.
+"""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from kv_transfer.accepted_link import AcceptedLink
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.control import (
+    ChunkDigest,
+    Commit,
+    FetchOrder,
+    FetchReply,
+    FetchVerdict,
+    Offer,
+    TransferMessage,
+    TransferNotFoundError,
+    WorkerRef,
+)
+from kv_transfer.counters import TransferCounters
+from kv_transfer.digest import range_digest
+from kv_transfer.faulty_range import ask_fault_plan
+from kv_transfer.held_transfer import HeldTransfer, TransferTable
+from kv_transfer.layout import KVLayout
+from kv_transfer.link import Link
+from kv_transfer.sender_state import EndCause, SenderOrder, SenderState, SenderTransfer
+from kv_transfer.staging import RangeOrder
+from kv_transfer.tickets import TicketCheck
+
+logger = logging.getLogger(__name__)
+
+
+class LinkSource(Protocol):
+    """Where a sender finds the link an order names; `LinkAcceptor` is one."""
+
+    def link_for(self, decode_worker: WorkerRef, generation: int) -> AcceptedLink | None:
+        """Return the live link of exactly this process and generation."""
+
+
+class KVSender:
+    """Owns the hand-overs of one prefill worker; all methods are for the event loop.
+
+    Invariant: each opened transfer calls its `on_release` exactly once, when nothing of ours reads
+    its blocks any more.
+    """
+
+    def __init__(
+        self,
+        kv_cache_tensor: torch.Tensor,
+        *,
+        layout: KVLayout,
+        config: KVTransferConfig,
+        acceptor: LinkSource,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = kv_cache_tensor
+        self._layout = layout
+        self._config = config
+        self._acceptor = acceptor
+        self._now = now
+        self._table = TransferTable(remember_s=config.transfer_timeout_s, now=now)
+        self._replies: set[asyncio.Task[FetchReply]] = set()
+        self.counters = TransferCounters()
+
+    @property
+    def num_open(self) -> int:
+        """Transfers whose blocks are held now."""
+        return len(self._table)
+
+    def open(self, order: SenderOrder, on_release: Callable[[], None]) -> None:
+        """Promise a request's KV to a decode worker.
+
+        `on_release` may come while the prompt is still being computed: then nobody wants it.
+        """
+        if self._table.get(order.transfer_id) is not None:
+            raise ValueError(f"Got {order.transfer_id = } but expected one that is not open")
+        machine = SenderTransfer(order, lease_s=self._config.lease_s, now=self._now())
+        held = HeldTransfer(machine, on_release)
+        was_cancelled = self._table.has_ended(order.transfer_id)
+        self._table.add(order.transfer_id, held)
+        if was_cancelled:
+            machine.end(EndCause.CANCELLED)
+        self._settle(held)
+
+    def offer(self, transfer_id: int, num_tokens: int, block_ids: Sequence[int]) -> None:
+        """Say that tokens [0, num_tokens) are computed, and where; late news is ignored."""
+        held = self._table.get(transfer_id)
+        if held is None:
+            return
+        assert len(block_ids) >= self._layout.num_blocks(num_tokens), "blocks are missing"
+        if held.machine.offer(num_tokens):
+            held.block_ids = list(block_ids)
+            held.mark_computed(self._pool)
+            held.tell()
+
+    def commit(self, transfer_id: int, commit: Commit) -> None:
+        """Say that the whole prompt is computed and offered, with its first tokens."""
+        held = self._table.get(transfer_id)
+        if held is None:
+            return
+        assert held.machine.num_offered == commit.num_tokens or not held.machine.is_open, (
+            "offer all tokens before the commit"
+        )
+        if held.machine.finish_prefill(commit, self._now()):
+            held.tell()
+            self._settle(held)
+
+    async def watch(
+        self, transfer_id: int, *, epoch: int, decode_worker: WorkerRef
+    ) -> AsyncGenerator[TransferMessage, None]:
+        """Yield offers, then the commit, then stay open until the transfer ends.
+
+        TransferNotFoundError when the id does not appear in time, or ended, or belongs to another
+        attempt. The open generator is the lease's heartbeat: close it when the caller is gone.
+        """
+        held = await self._table.find(transfer_id, timeout_s=self._config.transfer_timeout_s)
+        if held is None:
+            raise TransferNotFoundError(f"no transfer {transfer_id}")
+        if not held.machine.is_addressed_by(epoch, decode_worker):
+            self.counters.fenced_messages += 1
+            raise TransferNotFoundError(f"transfer {transfer_id} belongs to another attempt")
+        news = held.subscribe()
+        held.machine.watch_opened()
+        self._settle(held)
+        try:
+            async for message in self._follow(held, news):
+                yield message
+        finally:
+            held.unsubscribe(news)
+            held.machine.watch_closed(self._now())
+            self._settle(held)
+
+    async def fetch(self, order: FetchOrder) -> FetchReply:
+        """Decide about one range; once granted it is sent, whatever becomes of the caller."""
+        link = self._acceptor.link_for(order.decode_worker, order.generation)
+        check = link.check(order) if link is not None else TicketCheck.STALE
+        if link is None or check in (TicketCheck.STALE, TicketCheck.CONFLICT):
+            self.counters.fenced_messages += 1
+            return FetchReply(FetchVerdict.GONE)
+        if check is TicketCheck.REPEAT:
+            return await link.last_reply()
+        held = self._table.get(order.transfer_id)
+        verdict = self._decide(held, order)
+        if held is None or verdict is not FetchVerdict.GRANTED:
+            return FetchReply(verdict)
+        return await asyncio.shield(self._grant(held, link, order))
+
+    def release(self, transfer_id: int, *, epoch: int) -> None:
+        """Take the decode worker's word that it needs nothing more; idempotent."""
+        held = self._table.get(transfer_id)
+        if held is None:
+            self._table.remember(transfer_id)
+        elif held.machine.order.epoch != epoch:
+            self.counters.fenced_messages += 1
+        else:
+            held.machine.end(EndCause.RELEASED)
+            self._settle(held)
+
+    def cancel(self, transfer_id: int) -> None:
+        """Take the router's word that nobody wants the request any more; idempotent."""
+        held = self._table.get(transfer_id)
+        if held is None:
+            self._table.remember(transfer_id)
+        else:
+            held.machine.end(EndCause.CANCELLED)
+            self._settle(held)
+
+    def expire(self) -> None:
+        """End every transfer whose time is over; the timers call this by themselves."""
+        for held in self._table:
+            held.machine.tick(self._now())
+            self._settle(held)
+
+    async def close(self) -> None:
+        """Cancel all transfers and wait for the sends under way; close the links first."""
+        for held in self._table:
+            held.machine.end(EndCause.CANCELLED)
+            self._settle(held)
+        await asyncio.gather(*self._replies, return_exceptions=True)
+
+    async def _follow(
+        self, held: HeldTransfer, news: asyncio.Event
+    ) -> AsyncGenerator[TransferMessage, None]:
+        num_told, machine = 0, held.machine
+        is_committed = False
+        while machine.is_open:
+            news.clear()
+            if machine.commit is not None and not is_committed:
+                is_committed = True
+                yield replace(machine.commit, digests=tuple(held.digests))
+            elif machine.commit is None and machine.num_offered > num_told:
+                num_told = machine.num_offered
+                yield Offer(num_told)
+            else:
+                await news.wait()
+        if not is_committed:
+            raise TransferNotFoundError(f"transfer {machine.order.transfer_id} was cancelled")
+
+    def _decide(self, held: HeldTransfer | None, order: FetchOrder) -> FetchVerdict:
+        if held is None:
+            return FetchVerdict.GONE
+        if not held.machine.is_addressed_by(order.epoch, order.decode_worker):
+            self.counters.fenced_messages += 1
+        if not held.is_computed():
+            return FetchVerdict.NOT_YET
+        return held.machine.fetch(order)
+
+    def _grant(
+        self, held: HeldTransfer, link: AcceptedLink, order: FetchOrder
+    ) -> "asyncio.Task[FetchReply]":
+        loop = asyncio.get_running_loop()
+        block_ids = list(held.block_ids)
+        reply = loop.create_task(self._reply(held, order, block_ids))
+        self._replies.add(reply)
+        reply.add_done_callback(self._replies.discard)
+        send = functools.partial(self._send, link, held.machine.order, order, block_ids)
+        sent = link.grant(order, send, reply)
+        sent.add_done_callback(functools.partial(self._operation_ended, held))
+        return reply
+
+    async def _reply(
+        self, held: HeldTransfer, order: FetchOrder, block_ids: Sequence[int]
+    ) -> FetchReply:
+        if not order.with_digest:
+            return FetchReply(FetchVerdict.GRANTED)
+        start, end = order.token_start, order.token_end
+        digest = await asyncio.to_thread(range_digest, self._pool, block_ids, start, end)
+        held.digests.append(ChunkDigest(token_start=start, token_end=end, digest=digest))
+        return FetchReply(FetchVerdict.GRANTED, digest)
+
+    def _send(
+        self,
+        accepted: AcceptedLink,
+        transfer: SenderOrder,
+        order: FetchOrder,
+        block_ids: Sequence[int],
+        link: Link,
+    ) -> int:
+        # on the link's thread
+        spoil = ask_fault_plan("kv_send", link, request_label=transfer.request_label)
+        return accepted.live.staging(self._pool).send_range(
+            link,
+            RangeOrder(
+                block_ids=block_ids,
+                token_start=order.token_start,
+                token_end=order.token_end,
+                timeout_s=self._config.transfer_timeout_s,
+            ),
+            alter=spoil,
+        )
+
+    def _operation_ended(self, held: HeldTransfer, sent: "asyncio.Future[int]") -> None:
+        if not sent.cancelled() and sent.exception() is None:
+            self.counters.num_bytes += sent.result()
+        held.machine.operation_ended()
+        self._settle(held)
+
+    def _settle(self, held: HeldTransfer) -> None:
+        """Carry out what the machine has come to: blocks back, or the next timer."""
+        machine = held.machine
+        transfer_id = machine.order.transfer_id
+        if machine.state is SenderState.CLOSED:
+            if self._table.get(transfer_id) is held:
+                self._table.remove(transfer_id)
+                if machine.cause is EndCause.EXPIRED:
+                    self.counters.leases_expired += 1
+                    logger.warning("transfer %d: lease expired", transfer_id)
+                held.give_back()
+            return
+        if not machine.is_open:
+            held.tell()
+        if held.timer is not None:
+            held.timer.cancel()
+        delay_s = max(machine.deadline - self._now(), 0.0)
+        loop = asyncio.get_running_loop()
+        held.timer = loop.call_later(delay_s, self._expire_one, held) if machine.is_open else None
+
+    def _expire_one(self, held: HeldTransfer) -> None:
+        held.machine.tick(self._now())
+        self._settle(held)
