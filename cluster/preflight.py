@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from cluster import rooms
 from cluster.config import ClusterConfig
@@ -54,7 +54,7 @@ def _check_hub_model(hub_id: str) -> None:
     except LocalEntryNotFoundError:
         try:
             snapshot_download(hub_id, allow_patterns="config.json", etag_timeout=HUB_TIMEOUT_S)
-        except (OSError, HTTPError) as error:
+        except (OSError, HfHubHTTPError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise PreflightError(
                 f"model.path {hub_id} is no directory, and no hub model can be had: {reason}"

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from telemetry.metrics import INSTRUMENT_BY_NAME, Instrument, InstrumentKind
+from telemetry.metrics import INSTRUMENT_BY_NAME, Instrument, InstrumentKind, MetricSink
 
 MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
@@ -51,3 +51,30 @@ def _bounds(instrument: Instrument) -> dict[str, Any]:
         return {}
     # Ray refuses bounds that are not positive; what lies below falls into the first bucket.
     return {"boundaries": [bound for bound in instrument.buckets if bound > 0]}
+
+
+class TeeSink:
+    """A MetricSink that writes to two."""
+
+    def __init__(self, first: MetricSink, second: MetricSink) -> None:
+        self._sinks = (first, second)
+
+    def add(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Raise a counter."""
+        for sink in self._sinks:
+            sink.add(name, value, labels)
+
+    def set(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Set a gauge."""
+        for sink in self._sinks:
+            sink.set(name, value, labels)
+
+    def observe(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Put one value into a histogram."""
+        for sink in self._sinks:
+            sink.observe(name, value, labels)
+
+
+def with_ray_sink(sink: MetricSink) -> MetricSink:
+    """The same sink, and Ray's beside it."""
+    return TeeSink(sink, RaySink())

@@ -55,7 +55,7 @@ class Session:
     def connect(self) -> None:
         """Start our own Ray, or join the one that the configuration names."""
         self.dashboard = (self._start_local() if self.config.is_local else self._join()) or ""
-        total = ray.cluster_resources()
+        total = ray.cluster_resources()  # type: ignore[no-untyped-call]
         cpus, gpus = total.get("CPU", 0), total.get("GPU", 0)
         where = "started" if self.config.is_local else f"joined {self.config.cluster.ray_address}"
         self._say("ray", f"{where}: {len(_nodes())} node(s), {cpus:g} CPU, {gpus:g} GPU")
@@ -179,8 +179,8 @@ class Session:
         if self._has_deployed:
             serve.delete(APPLICATION)
             if not self._had_serve and not serve.status().applications:
-                serve.shutdown()
-        ray.shutdown()  # type: ignore[no-untyped-call]
+                serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
 
 
 def _replica_counts(deployment: DeploymentStatusOverview) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import importlib
 import logging
 import os
-from collections.abc import Mapping
+import time
 from typing import Any
 
 import ray
@@ -11,7 +11,6 @@ from ray import serve
 
 from decode_workers.config import DecodeWorkerConfig
 from kv_transfer import nccl_settings
-from rpc.worker_process import new_incarnation
 from telemetry.logs import set_up_logging
 
 _log = logging.getLogger(__name__)
@@ -22,9 +21,9 @@ class DecodeWorkerReplica:
 
     _worker: Any = None  # until __init__ made it; __del__ runs after a failed one too
 
-    async def __init__(self, config: Mapping[str, Any]) -> None:
+    async def __init__(self, config: DecodeWorkerConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         set_up_logging()
-        self._config = DecodeWorkerConfig.from_dict(config)
+        self._config = config
         self._worker_id = f"decode-{serve.get_replica_context().rank.rank}"
         nccl_settings.apply(self._config.kv_transfer, os.environ)
         if self._config.engine.num_threads is not None:
@@ -34,7 +33,9 @@ class DecodeWorkerReplica:
         self._worker = worker_class(
             self._config,
             worker_id=self._worker_id,
-            incarnation=new_incarnation(),
+            # Not the process's own start: Ray may hand us an idle process that is older than the
+            # replica before this one.
+            incarnation=time.time_ns() // 1000,
             node_id=ray.get_runtime_context().get_node_id(),
         )
         await self._worker.start()

@@ -1,0 +1,83 @@
+"""The Ray Serve wrapper of an ingress: router, HTTP and gRPC in one replica.
+
+What knows Ray or a hub is handed in by `cluster/`: discovery over Serve's handles, the second
+place for metrics, where the tokenizer lies on this node.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from api.config import IngressConfig, ModelConfig
+from api.ingress import Ingress
+from router.config import RouterConfig
+from router.discovery import Discovery
+from router.router import Router
+from rpc.channel import ChannelPool
+from rpc.config import RpcConfig
+from rpc.token import read_token
+from telemetry import tracing
+from telemetry.config import TelemetryConfig
+from telemetry.logs import set_up_logging
+from telemetry.metrics import Metrics, MetricSink
+from telemetry.prometheus_sink import PrometheusSink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressSettings:
+    """All that one ingress is built from."""
+
+    ingress: IngressConfig
+    model: ModelConfig
+    router: RouterConfig
+    rpc: RpcConfig
+    telemetry: TelemetryConfig
+    token_file: str
+    make_discovery: Callable[[Sequence[DeploymentHandle[Any]]], Discovery]
+    wrap_sink: Callable[[MetricSink], MetricSink]
+    find_model: Callable[[str], str]  # model.path -> directory on this node
+
+
+class IngressReplica:
+    """Owns the router and the servers from the replica's start to its end."""
+
+    _ingress: Ingress | None = None  # until __init__ made it; __del__ runs after a failed one too
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: IngressSettings, *workers: DeploymentHandle[Any]
+    ) -> None:
+        set_up_logging()
+        tracing.set_up_tracing("relevo-ingress", settings.telemetry)
+        self._name = f"ingress-{serve.get_replica_context().rank.rank}"
+        sink = PrometheusSink()
+        self._channels = ChannelPool(token=read_token(settings.token_file), config=settings.rpc)
+        self._router = Router(
+            settings.router,
+            settings.make_discovery(workers),
+            self._channels,
+            ingress_id=self._name,
+            metrics=Metrics(settings.wrap_sink(sink)),
+            now=time.monotonic,
+        )
+        await self._router.start()
+        model = replace(settings.model, path=settings.find_model(settings.model.path))
+        self._ingress = Ingress(settings.ingress, model, router=self._router, sink=sink)
+        await self._ingress.start()
+
+    def status(self) -> dict[str, object]:
+        """The body of /v1/status, for whoever started the cluster."""
+        return self._router.status()
+
+    def __repr__(self) -> str:
+        return self._name
+
+    async def __del__(self) -> None:
+        if self._ingress is None:
+            return
+        await self._ingress.stop()
+        await self._router.stop()
+        await self._channels.close()

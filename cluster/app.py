@@ -1,0 +1,114 @@
+"""The Serve application: an ingress in front of two pools of workers.
+
+`build_app` is what `import_path: cluster.app:build_app` names; its `args` are the keys of
+`deploy/local.yaml`. The environment is not read here: Serve's file is the whole truth.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application, Deployment
+from ray.serve.schema import LoggingConfig
+
+from api.deployment import IngressReplica, IngressSettings
+from cluster import rooms
+from cluster.config import ClusterConfig, PoolSection, config_from_args
+from cluster.discovery import ServeDiscovery
+from cluster.model_source import front_directory
+from cluster.ray_metrics import with_ray_sink
+from decode_workers.deployment import DecodeWorkerReplica
+from prefill_workers.deployment import PrefillWorkerReplica
+from rpc.token import create_token
+
+DEFAULT_TOKEN_FILE = "~/.relevo/token"
+# Serve's calls are `describe` and `status` only: neither may wait for another.
+MAX_ONGOING_CALLS = 1000
+HEALTH_PERIOD_S = 2.0
+HEALTH_TIMEOUT_S = 10.0
+SHUTDOWN_SPARE_S = 10.0  # beyond the drain
+
+
+def build_app(args: Mapping[str, Any]) -> Application:
+    """Build the application from a tree of configuration keys; ConfigError for a wrong one."""
+    config = _with_token(rooms.with_absolute_paths(config_from_args(args)))
+    rooms.check(config)
+    num_threads = rooms.threads_per_engine(config, node_cpus=_node_cpus())
+    pools = []
+    if config.prefill.replicas:
+        prefill = rooms.prefill_worker_config(config, num_threads=num_threads)
+        pools.append(_workers("PrefillWorker", PrefillWorkerReplica, config.prefill).bind(prefill))
+    decode = rooms.decode_worker_config(config, num_threads=num_threads)
+    pools.append(_workers("DecodeWorker", DecodeWorkerReplica, config.decode).bind(decode))
+    return _ingress(config).bind(_ingress_settings(config), *pools)
+
+
+def _ingress_settings(config: ClusterConfig) -> IngressSettings:
+    return IngressSettings(
+        ingress=rooms.ingress_config(config),
+        model=rooms.model_config(config, created=int(time.time())),
+        router=config.router,
+        rpc=config.rpc,
+        telemetry=config.telemetry,
+        token_file=config.cluster.token_file,
+        make_discovery=ServeDiscovery,
+        wrap_sink=with_ray_sink,
+        find_model=front_directory,
+    )
+
+
+def _ingress(config: ClusterConfig) -> Deployment:
+    replicas = config.ingress.replicas
+    return _deployment(
+        "Ingress",
+        IngressReplica,
+        num_replicas=replicas,
+        # All listen on the same ports.
+        max_replicas_per_node=1 if replicas > 1 else None,
+        graceful_shutdown_timeout_s=rooms.ingress_config(config).drain_s + SHUTDOWN_SPARE_S,
+        ray_actor_options={"num_cpus": rooms.INGRESS_CPUS},
+    )
+
+
+def _workers(name: str, replica: type, pool: PoolSection) -> Deployment:
+    return _deployment(
+        name,
+        replica,
+        num_replicas=pool.replicas,
+        graceful_shutdown_timeout_s=pool.drain_s + SHUTDOWN_SPARE_S,
+        ray_actor_options={"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
+    )
+
+
+def _deployment(name: str, replica: type, **options: Any) -> Deployment:
+    decorate = serve.deployment(
+        name=name,
+        max_ongoing_requests=MAX_ONGOING_CALLS,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        # Streams are none of Serve's business: __del__ drains them, Serve's own wait adds nothing.
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config=LoggingConfig(enable_access_log=False),
+        **options,
+    )
+    return decorate(replica)
+
+
+def _with_token(config: ClusterConfig) -> ClusterConfig:
+    """Name the token's file; where none is named, one in the home directory, made if missing."""
+    token_file = config.cluster.token_file
+    path = Path(token_file or DEFAULT_TOKEN_FILE).expanduser()
+    if not token_file:
+        create_token(path)
+    cluster = config.cluster.model_copy(update={"token_file": str(path)})
+    return config.model_copy(update={"cluster": cluster})
+
+
+def _node_cpus() -> list[float]:
+    if not ray.is_initialized():
+        return []
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"].get("CPU", 1.0) for node in nodes if node["Alive"]]
