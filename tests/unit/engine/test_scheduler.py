@@ -1,0 +1,244 @@
+"""The scheduler's two verbs, without a model."""
+
+from engine.block_hash import BlockHash
+from engine.block_pool import BlockPool
+from engine.request import Request, RequestStatus
+from engine.schedule import Schedule
+from engine.scheduler import Scheduler
+from tests.unit.engine.conftest import make_request
+
+BLOCK_SIZE = 4
+
+
+def make_scheduler(*, num_blocks: int = 32, max_num_seqs: int = 8) -> Scheduler:
+    return Scheduler(
+        BlockPool(num_blocks),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        hash_root=BlockHash(b"root"),
+    )
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
+
+
+def add(scheduler: Scheduler, name: str, length: int, first: int = 0, **changes: bool) -> Request:
+    request = make_request(name, prompt(length, first), **changes)
+    scheduler.add(request)
+    return request
+
+
+def apply(scheduler: Scheduler, schedule: Schedule) -> None:
+    for entry in schedule.scheduled:
+        scheduler.update(entry, 99 if entry.samples else None)
+
+
+def step(scheduler: Scheduler, budget: int = 64) -> dict[str, int]:
+    schedule = scheduler.schedule(budget)
+    apply(scheduler, schedule)
+    return {entry.request.request_id: entry.num_tokens for entry in schedule.scheduled}
+
+
+def test_a_long_prompt_runs_in_chunks_that_fill_the_budget():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 20)
+    assert [step(scheduler, 8) for _ in range(4)] == [{"a": 8}, {"a": 8}, {"a": 4}, {"a": 1}]
+
+
+def test_decodes_come_first_and_chunks_get_the_rest():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 4)
+    step(scheduler)
+    add(scheduler, "b", 20, 100)
+    add(scheduler, "c", 4, 200)
+    schedule = scheduler.schedule(8)
+    assert [(e.request.request_id, e.num_tokens) for e in schedule.scheduled] == [
+        ("a", 1),
+        ("b", 7),
+    ]
+    apply(scheduler, schedule)
+    assert step(scheduler, 16) == {"a": 1, "b": 13, "c": 2}
+
+
+def test_chunks_have_their_own_limit():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 4)
+    step(scheduler)
+    add(scheduler, "b", 20, 100)
+    schedule = scheduler.schedule(64, max_chunk_tokens=3)
+    assert [entry.num_tokens for entry in schedule.scheduled] == [1, 3]
+
+
+def test_no_more_than_max_num_seqs_run():
+    scheduler = make_scheduler(max_num_seqs=2)
+    requests = [add(scheduler, name, 3, 10 * n) for n, name in enumerate("abc")]
+    assert set(step(scheduler)) == {"a", "b"}
+    scheduler.remove(requests[0])
+    assert set(step(scheduler)) == {"b", "c"}
+
+
+def test_an_unscheduled_row_does_not_sample():
+    scheduler = make_scheduler()
+    request = add(scheduler, "a", 20)
+    schedule = scheduler.schedule(8)
+    assert not schedule.scheduled[0].samples
+    apply(scheduler, schedule)
+    assert request.num_tokens == 20
+
+
+def test_a_shared_prefix_is_computed_once():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 10)
+    step(scheduler)
+    second = make_request("b", [*prompt(8), 50, 51])
+    scheduler.add(second)
+    assert step(scheduler) == {"a": 1, "b": 2}
+    assert second.num_cached_tokens == 8
+    assert second.block_ids[:2] == scheduler.running[0].block_ids[:2]
+
+
+def test_a_block_that_is_not_yet_computed_is_not_shared():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 16)
+    scheduler.schedule(4)  # not applied: nothing is computed
+    second = add(scheduler, "b", 16)
+    scheduler.schedule(64)
+    assert second.num_cached_tokens == 0
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_block():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 8)
+    step(scheduler)
+    second = add(scheduler, "b", 8)
+    assert step(scheduler) == {"a": 1, "b": 4}
+    assert second.num_cached_tokens == 4
+
+
+def test_another_salt_shares_nothing():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 8)
+    step(scheduler)
+    second = make_request("b", prompt(8), cache_salt="s")
+    scheduler.add(second)
+    step(scheduler)
+    assert second.num_cached_tokens == 0
+
+
+def test_the_latest_arrival_is_preempted_for_an_earlier_one():
+    scheduler = make_scheduler(num_blocks=4)
+    first = add(scheduler, "a", 7)
+    step(scheduler)
+    second = add(scheduler, "b", 2, 100)
+    step(scheduler)
+    assert second.status is RequestStatus.RUNNING
+    while not scheduler.num_preemptions:
+        assert step(scheduler)
+    assert second.status is RequestStatus.PREEMPTED
+    assert second.block_ids == []
+    assert first.status is RequestStatus.RUNNING
+    assert second.num_cached_tokens == 0
+    scheduler.check_integrity([first, second])
+
+
+def test_a_preempted_request_runs_again_before_later_ones():
+    scheduler = make_scheduler(num_blocks=4)
+    first = add(scheduler, "a", 7)
+    step(scheduler)
+    second = add(scheduler, "b", 2, 100)
+    third = add(scheduler, "c", 2, 200)
+    while not scheduler.num_preemptions:
+        step(scheduler)
+    scheduler.remove(first)
+    step(scheduler)
+    assert scheduler.running[0] is second
+    scheduler.check_integrity([second, third])
+
+
+def test_a_hand_over_is_never_preempted():
+    scheduler = make_scheduler(num_blocks=4)
+    first = add(scheduler, "a", 7)
+    step(scheduler)
+    second = add(scheduler, "b", 4, 100, hand_over=True)
+    for _ in range(12):
+        schedule = scheduler.schedule(3)
+        apply(scheduler, schedule)
+        if second.num_tokens == 5 and second in scheduler.running:
+            scheduler.hold(second)
+    assert second.num_preemptions == 0
+    assert first.status is RequestStatus.PREEMPTED  # it waits for the hand-over's blocks
+    scheduler.remove(second)
+    assert step(scheduler) != {}
+
+
+def test_held_blocks_stay_until_released_and_can_be_shared():
+    scheduler = make_scheduler(num_blocks=8)
+    request = add(scheduler, "a", 8, hand_over=True)
+    step(scheduler)
+    scheduler.hold(request)
+    pool = scheduler._pool
+    assert pool.counts().held == 2
+    second = add(scheduler, "b", 9)
+    step(scheduler)
+    assert second.num_cached_tokens == 8
+    assert (pool.counts().held, pool.counts().used) == (0, 3)
+    scheduler.remove(second)
+    assert pool.counts().held == 2
+    scheduler.remove(request)
+    assert pool.counts().held == 0
+    scheduler.check_integrity([])
+
+
+def test_a_reservation_takes_cached_blocks_first_and_may_take_all():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 8)
+    step(scheduler)
+    request = make_request("b", prompt(8))
+    new_block_ids = scheduler.reserve(request)
+    assert new_block_ids is not None
+    assert len(new_block_ids) == 1  # room for the token to come
+    assert request.num_cached_tokens == 8
+
+
+def test_a_reservation_without_room_changes_nothing():
+    scheduler = make_scheduler(num_blocks=3)
+    add(scheduler, "a", 8)
+    step(scheduler)
+    before = scheduler._pool.counts()
+    assert scheduler.reserve(make_request("b", prompt(5, 50))) is None
+    assert scheduler._pool.counts() == before
+
+
+def test_a_starved_prompt_comes_before_a_reservation():
+    scheduler = make_scheduler(num_blocks=4)
+    running = add(scheduler, "a", 8)
+    step(scheduler)
+    add(scheduler, "b", 12, 50)
+    step(scheduler)
+    assert scheduler.reserve(make_request("c", prompt(1, 90))) is None
+    scheduler.remove(running)
+    assert step(scheduler) == {"b": 12}
+
+
+def test_an_activated_request_waits_for_a_place_and_keeps_its_blocks():
+    scheduler = make_scheduler(max_num_seqs=1)
+    running = add(scheduler, "a", 4)
+    step(scheduler)
+    request = make_request("b", prompt(4, 50))
+    assert scheduler.reserve(request) is not None
+    scheduler.activate(request, 7)
+    assert step(scheduler) == {"a": 1}
+    scheduler.remove(running)
+    assert step(scheduler) == {"b": 1}
+    assert request.token_ids[4:] == [7, 99]
+
+
+def test_uncached_tokens_count_what_nobody_has_computed():
+    scheduler = make_scheduler(max_num_seqs=1)
+    add(scheduler, "a", 8)
+    step(scheduler)
+    add(scheduler, "b", 10)
+    assert scheduler.num_uncached_tokens() == 2
+    add(scheduler, "c", 10, 100)
+    assert scheduler.num_uncached_tokens() == 12
