@@ -1,0 +1,106 @@
+"""Renders a chat by the model's own template, so that no message can pose as the template.
+
+A message that spells a control token (`<|im_end|>`) means the characters, not the token. Before
+rendering, each such spelling is replaced by a marker; afterwards the text falls apart at the
+markers into pieces to be encoded with control tokens and pieces to be encoded as plain characters.
+Chats without such spellings, nearly all, are one piece and get exactly the ids the template's
+author meant.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from api.chat_messages import Message
+from api.errors import MAX_ECHO_CHARACTERS, invalid
+
+# Private-use characters: trim and case filters of templates leave them alone.
+_MARKER_START, _MARKER_END = "\ue0a0\ue0a1", "\ue0a2"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the rendered text."""
+
+    text: str
+    is_plain: bool  # control tokens in it are mere characters
+
+
+class ChatTemplate:
+    """Owns the template of one model. ApiError when it refuses a conversation."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, control_tokens: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        # The longest first, so that a token that begins another does not split it.
+        # A marker typed by a client is protected in the same way: it means its characters.
+        spellings = sorted([*control_tokens, _MARKER_START], key=len, reverse=True)
+        self._spelling = re.compile("|".join(re.escape(each) for each in spellings if each))
+
+    @property
+    def exists(self) -> bool:
+        """Whether the model comes with a chat template at all."""
+        return bool(self._tokenizer.chat_template)
+
+    def render(self, messages: Sequence[Message]) -> list[Piece]:
+        """Return the prompt of a chat, ending where the assistant is to speak."""
+        if not self.exists:
+            raise invalid("This model has no chat template; use /v1/completions", "messages")
+        spelled: list[str] = []
+        protected = [self._protect(message, spelled) for message in messages]
+        text = self._apply(protected)
+        _check_nothing_lost(protected, text)
+        return _split(text, spelled)
+
+    def _protect(self, message: Message, spelled: list[str]) -> Message:
+        def mark(match: re.Match[str]) -> str:
+            spelled.append(match.group())
+            return f"{_MARKER_START}{len(spelled) - 1}{_MARKER_END}"
+
+        return {
+            key: text if key == "role" else self._spelling.sub(mark, text)
+            for key, text in message.items()
+        }
+
+    def _apply(self, messages: Sequence[Message]) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise invalid(
+                f"The chat template refuses this chat: {_reason(error)}", "messages"
+            ) from error
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            # What a template does with a chat its author did not think of.
+            raise invalid("The chat template cannot render this chat", "messages") from error
+        assert isinstance(text, str)
+        return text
+
+
+def _reason(error: TemplateError) -> str:
+    return (error.message or type(error).__name__)[: 2 * MAX_ECHO_CHARACTERS]
+
+
+def _check_nothing_lost(messages: Sequence[Message], text: str) -> None:
+    """Refuse a chat whose system message the template drops (Gemma's does, with no user's)."""
+    for index, message in enumerate(messages):
+        if message["role"] == "system" and message["content"].strip() not in text:
+            raise invalid(
+                f"The chat template has no place for messages[{index}] in this chat",
+                f"messages[{index}]",
+            )
+
+
+def _split(text: str, spelled: Sequence[str]) -> list[Piece]:
+    if not spelled:
+        return [Piece(text, is_plain=False)]
+    pieces: list[Piece] = []
+    parts = re.split(f"{_MARKER_START}(\\d+){_MARKER_END}", text)
+    for position, part in enumerate(parts):
+        is_plain = position % 2 == 1
+        if part:
+            pieces.append(Piece(spelled[int(part)] if is_plain else part, is_plain=is_plain))
+    return pieces

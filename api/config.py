@@ -1,0 +1,51 @@
+"""What an ingress and its model are told at start."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressConfig:
+    """Where the two servers listen and whom they let in."""
+
+    bind_host: str = "127.0.0.1"
+    http_port: int = 8000  # 0: any free port
+    grpc_port: int = 9000  # 0: any free port
+    api_keys_file: str = ""  # hex SHA-256 digests, one a line; empty: no keys
+    reflection: bool | None = None  # None: on without keys, off with keys
+    strict: bool = False  # unknown HTTP fields are errors
+    request_timeout_s: float = 600.0  # default and cap of a request's deadline
+    keep_alive_s: float = 15.0  # SSE comments after so long without a token; 0: none
+    drain_s: float = 30.0  # what running streams get when the ingress stops
+
+    def __post_init__(self) -> None:
+        """Refuse ports and times that cannot be."""
+        for port in (self.http_port, self.grpc_port):
+            if not 0 <= port <= 65535:
+                raise ValueError(f"Got {port = } but expected 0..65535")
+        if self.request_timeout_s <= 0:
+            raise ValueError(f"Got {self.request_timeout_s = } but expected more than 0")
+        if self.keep_alive_s < 0 or self.drain_s < 0:
+            raise ValueError(f"Got {self.keep_alive_s = }, {self.drain_s = } but expected >= 0")
+
+    @property
+    def has_reflection(self) -> bool:
+        """Whether gRPC reflection is served."""
+        return not self.api_keys_file if self.reflection is None else self.reflection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The one model this ingress serves."""
+
+    model_id: str  # the name clients use
+    path: str  # checkpoint directory with tokenizer.json
+    revision: str = ""
+    created: int = 0  # seconds since the epoch, shown in /v1/models
+
+    def __post_init__(self) -> None:
+        """Refuse a model that cannot be named or found."""
+        if not self.model_id:
+            raise ValueError(f"Got {self.model_id = } but expected a name")
+        if not Path(self.path).is_dir():
+            raise ValueError(f"Got {self.path = } but expected a directory")

@@ -1,0 +1,155 @@
+"""The HTTP endpoint of both text APIs: read, generate, answer whole or as a stream of events."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+import orjson
+from opentelemetry.trace import Span, SpanKind
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from api import sse
+from api.disconnect import run_while_connected
+from api.errors import to_api_error
+from api.http_body import read_json_object
+from api.merged_streams import merged
+from api.openai_fields import warnings_header
+from api.openai_formats import AnswerFormat, ChatFormat, CompletionFormat
+from api.openai_requests import Call
+from api.parameter_checks import Values
+from api.request_span import describe_answer, describe_request
+from api.serving import Serving
+from api.sse import EventSender
+from api.text_stream import TextStream
+from api.usage import Usage, server_timing
+from router.request import FinishReason
+from telemetry import attributes, tracing
+
+ReadCall = Callable[[Values, Serving], Awaitable[Call]]
+NewFormat = type[ChatFormat] | type[CompletionFormat]
+Headers = list[tuple[bytes, bytes]]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class GenerationEndpoint:
+    """An ASGI endpoint. Whatever ends it, its generations are closed when it returns."""
+
+    def __init__(self, serving: Serving, read_call: ReadCall, new_format: NewFormat) -> None:
+        self._serving = serving
+        self._read_call = read_call
+        self._new_format = new_format
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        arrived_at = self._serving.now()
+        request = Request(scope, receive)
+        parent = tracing.extract((key, value) for key, value in request.headers.items())
+        with tracing.span(
+            attributes.SPAN_HTTP_REQUEST, kind=SpanKind.SERVER, parent=parent
+        ) as span:
+            body = await read_json_object(request)
+            await run_while_connected(receive, self._serve(body, scope, send, span, arrived_at))
+
+    async def _serve(
+        self, body: Values, scope: Scope, send: Send, span: Span, arrived_at: float
+    ) -> None:
+        call = await self._read_call(body, self._serving)
+        label = scope["state"]["request_label"]
+        describe_request(
+            span,
+            call.requests[0],
+            operation=call.operation,
+            model=self._serving.model_config.model_id,
+            is_stream=call.is_stream,
+        )
+        streams = [
+            self._serving.open_stream(request, request_label=label, arrived_at=arrived_at)
+            for request in call.requests
+        ]
+        answer = self._new_format(
+            streams[0].request_id,
+            model=self._serving.model_config.model_id,
+            created=int(time.time()),
+            has_usage=call.has_usage_chunk,
+        )
+        try:
+            if call.is_stream:
+                await self._answer_stream(call, answer, streams, send)
+            else:
+                await self._answer_whole(call, answer, streams, send)
+        finally:
+            for stream in streams:
+                await stream.aclose()
+            describe_answer(span, answer.id, streams)
+
+    async def _answer_whole(
+        self, call: Call, answer: AnswerFormat, streams: Sequence[TextStream], send: Send
+    ) -> None:
+        texts: list[list[str]] = [[] for _ in streams]
+        reasons = [FinishReason.STOP for _ in streams]
+        async with aclosing(merged(streams)) as deltas:
+            async for index, delta in deltas:
+                texts[index].append(delta.text)
+                if delta.finish_reason is not None:
+                    reasons[index] = delta.finish_reason
+        choices = [("".join(parts), reason) for parts, reason in zip(texts, reasons, strict=True)]
+        data = orjson.dumps(answer.body(choices, Usage.of(streams).to_dict()))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+            *_extra_headers(call, streams),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
+
+    async def _answer_stream(
+        self, call: Call, answer: AnswerFormat, streams: Sequence[TextStream], send: Send
+    ) -> None:
+        sender = EventSender(send, keep_alive_s=self._serving.config.keep_alive_s)
+        sender.headers = _extra_headers(call, streams)
+        try:
+            async with aclosing(_events(call, answer, streams, sender)) as events:
+                await sender.send_all(events)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            # Headers are gone: what is left is to say it inside the stream.
+            if not sender.is_started:
+                raise
+            _LOGGER.warning("Stream ended by an error", exc_info=error)
+            await sender.fail(sse.event(to_api_error(error).to_dict(streams[0].request_id)))
+
+
+async def _events(
+    call: Call, answer: AnswerFormat, streams: Sequence[TextStream], sender: EventSender
+) -> AsyncGenerator[bytes, None]:
+    is_opened = [False] * len(streams)
+    async with aclosing(merged(streams)) as deltas:
+        async for index, delta in deltas:
+            if not is_opened[index]:
+                is_opened[index] = True
+                sender.headers = _extra_headers(call, streams)  # by now with times
+                first = answer.first_chunk(index)
+                if first is not None:
+                    yield sse.event(first)
+            if delta.text:
+                yield sse.event(answer.text_chunk(index, delta.text))
+            if delta.finish_reason is not None:
+                yield sse.event(answer.finish_chunk(index, delta.finish_reason))
+    if call.has_usage_chunk:
+        yield sse.event(answer.usage_chunk(Usage.of(streams).to_dict()))
+    yield sse.DONE
+
+
+def _extra_headers(call: Call, streams: Sequence[TextStream]) -> Headers:
+    headers: Headers = []
+    timing = server_timing(streams[0].report)
+    if timing:
+        headers.append((b"server-timing", timing.encode()))
+    if call.unknown_fields:
+        headers.append((b"x-relevo-warnings", warnings_header(call.unknown_fields).encode()))
+    return headers

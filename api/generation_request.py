@@ -1,0 +1,177 @@
+"""The one typed request behind HTTP and gRPC, and the one place where it is judged."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relevo.v1 import common_pb2
+
+from api.errors import ApiError, Verdict, invalid, show
+from api.parameter_checks import (
+    MAX_STOP_TOKEN_IDS,
+    Values,
+    read_flag,
+    read_integer,
+    read_number,
+    read_stops,
+    read_text,
+    read_token_ids,
+)
+
+MAX_SEED = 2**63 - 1
+MAX_CACHE_SALT_CHARACTERS = 128
+GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the served model allows."""
+
+    max_model_len: int  # prompt and completion together
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt and how to continue it. Invariant: `validate` made it, all is in range."""
+
+    token_ids: Sequence[int]
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    cache_salt: str = ""
+
+    def to_sampling_params(self) -> common_pb2.SamplingParams:
+        """Return what an engine needs of it: everything but the text."""
+        return common_pb2.SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+def read_model(values: Values, *, served_model: str) -> str:
+    """Judge the model's name alone: a missing one is 400, a wrong one 404."""
+    model = values.get("model")
+    if model is None or model == "":
+        raise invalid("model is required", "model")
+    if not isinstance(model, str):
+        raise invalid(f"model must be a string, got {show(model)}", "model")
+    if model != served_model:
+        raise ApiError(
+            Verdict.MODEL_NOT_FOUND, f"The model {show(model)} does not exist", param="model"
+        )
+    return model
+
+
+def validate(
+    values: Values,
+    *,
+    token_ids: Sequence[int],
+    limits: Limits,
+    default_max_tokens: int | None = None,
+    prompt_name: str = "prompt",
+) -> GenerationRequest:
+    """Judge all parameters and the prompt; ApiError names the field and the true numbers.
+
+    Without max_tokens the completion gets `default_max_tokens`, or all that the context leaves.
+    """
+    if not token_ids:
+        raise invalid(f"{prompt_name} is empty; give at least one token", prompt_name)
+    left = _tokens_left(len(token_ids), limits.max_model_len, prompt_name)
+    max_tokens = _read_max_tokens(values, limits.max_model_len, left)
+    if max_tokens is None:
+        max_tokens = left if default_max_tokens is None else min(default_max_tokens, left)
+    temperature = read_number(values, "temperature", default=1.0, low=0, high=2)
+    seed = read_integer(values, "seed", low=-MAX_SEED - 1, high=MAX_SEED)
+    return GenerationRequest(
+        token_ids=token_ids,
+        max_tokens=max_tokens,
+        # So small a number can only mean greedy, and dividing logits by it would overflow.
+        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+        top_k=max(0, read_integer(values, "top_k", low=-1) or 0),
+        top_p=read_number(values, "top_p", default=1.0, low=0, high=1, is_open=True),
+        min_p=read_number(values, "min_p", default=0.0, low=0, high=1),
+        # Drawn here and not in an engine: a request that moves to another worker keeps its seed.
+        seed=secrets.randbits(63) if seed is None else seed,
+        min_tokens=_read_min_tokens(values, max_tokens),
+        stop=read_stops(values),
+        stop_token_ids=_read_stop_token_ids(values, limits.vocab_size),
+        ignore_eos=read_flag(values, "ignore_eos"),
+        cache_salt=_read_cache_salt(values),
+    )
+
+
+def _tokens_left(num_prompt_tokens: int, max_model_len: int, prompt_name: str) -> int:
+    left = max_model_len - num_prompt_tokens
+    if left < 1:
+        raise ApiError(
+            Verdict.CONTEXT_LENGTH,
+            f"The context holds {max_model_len} tokens, but the prompt has {num_prompt_tokens} and "
+            "leaves no room for a completion; shorten the prompt",
+            param=prompt_name,
+        )
+    return left
+
+
+def _read_max_tokens(values: Values, max_model_len: int, left: int) -> int | None:
+    name = "max_tokens"
+    asked = read_integer(values, name, low=1, high=MAX_SEED)
+    newer = read_integer(values, "max_completion_tokens", low=1, high=MAX_SEED)
+    if newer is not None:
+        name = "max_completion_tokens"
+        if asked is not None and asked != newer:
+            raise invalid(f"max_tokens is {asked} but {name} is {newer}; give one of them", name)
+        asked = newer
+    if asked is not None and asked > left:
+        num_prompt_tokens = max_model_len - left
+        raise ApiError(
+            Verdict.CONTEXT_LENGTH,
+            f"The context holds {max_model_len} tokens, but {num_prompt_tokens + asked} were "
+            f"asked for: {num_prompt_tokens} in the prompt and {asked} for the completion; "
+            f"shorten the prompt or lower {name}",
+            param=name,
+        )
+    return asked
+
+
+def _read_min_tokens(values: Values, max_tokens: int) -> int:
+    min_tokens = read_integer(values, "min_tokens", low=0) or 0
+    if min_tokens > max_tokens:
+        raise invalid(
+            f"min_tokens must be at most the completion's budget of {max_tokens} tokens, "
+            f"got {min_tokens}",
+            "min_tokens",
+        )
+    return min_tokens
+
+
+def _read_stop_token_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
+    value = values.get("stop_token_ids")
+    if value is None:
+        return ()
+    return tuple(
+        read_token_ids(value, "stop_token_ids", vocab_size=vocab_size, max_ids=MAX_STOP_TOKEN_IDS)
+    )
+
+
+def _read_cache_salt(values: Values) -> str:
+    salt = read_text(values, "cache_salt", max_characters=MAX_CACHE_SALT_CHARACTERS)
+    if salt is None:
+        return ""
+    if not salt or "\0" in salt:
+        raise invalid("cache_salt must have characters, none of them NUL", "cache_salt")
+    return salt

@@ -1,0 +1,64 @@
+"""The public gRPC server: our service, health, reflection."""
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from relevo.v1 import inference_pb2, inference_pb2_grpc
+
+from api.api_keys import ApiKeys
+from api.grpc_gate import GrpcGate
+from api.grpc_health import HealthService
+from api.grpc_service import InferenceService
+from api.serving import Serving
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+HEALTH = "grpc.health.v1.Health"
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A taken port must be an error, not a second listener that steals every other call.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 32 * 1024),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
+    # Lets load spread after scaling; the grace outlasts any request's deadline.
+    ("grpc.max_connection_age_ms", 30 * 60_000),
+    ("grpc.max_connection_age_grace_ms", 11 * 60_000),
+)
+
+
+class GrpcServer:
+    """Owns the public gRPC port, from `start` to `stop`, once."""
+
+    def __init__(self, serving: Serving, keys: ApiKeys) -> None:
+        self._serving = serving
+        self._server = grpc.aio.server(interceptors=(GrpcGate(keys),), options=_OPTIONS)
+
+    async def start(self, *, bind_host: str, port: int) -> int:
+        """Listen and return the port; OSError when it is taken."""
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            InferenceService(self._serving), self._server
+        )
+        health = HealthService(self._serving.is_ready, services=frozenset({SERVICE, HEALTH}))
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)  # type: ignore[no-untyped-call]
+        if self._serving.config.has_reflection:
+            names = (SERVICE, HEALTH, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)  # type: ignore[no-untyped-call]
+        host = f"[{bind_host}]" if ":" in bind_host else bind_host
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise OSError(
+                f"Got {port = } for gRPC but it cannot be listened on: {error}"
+            ) from error
+        await self._server.start()
+        return int(bound)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give running ones a while, then cancel them."""
+        await self._server.stop(grace_s)

@@ -1,0 +1,238 @@
+"""relevo.v1.InferenceService: the same requests and verdicts as over HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from opentelemetry.trace import SpanKind
+from relevo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+from api.errors import invalid
+from api.generation_request import GenerationRequest, read_model, validate
+from api.grpc_gate import request_label
+from api.parameter_checks import read_token_ids
+from api.request_span import describe_answer, describe_request
+from api.serving import Serving
+from api.text_stream import TextDelta, TextStream
+from api.usage import Usage
+from router.request import FinishReason
+from telemetry import attributes, tracing
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_OPTIONAL_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "cache_salt",
+)
+_FINISH_REASONS = {
+    None: common_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """The gRPC face. Errors are raised; the gate turns them into statuses."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.GenerateResponse:
+        """Return a whole completion."""
+        response = inference_pb2.GenerateResponse(model=self._serving.model_config.model_id)
+        texts: list[str] = []
+
+        async def take(stream: TextStream, delta: TextDelta) -> None:
+            texts.append(delta.text)
+            response.token_ids.extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                response.request_id = stream.request_id
+                response.finish_reason = _FINISH_REASONS[delta.finish_reason]
+                response.usage.CopyFrom(Usage.of([stream]).to_proto())
+
+        await self._run(request.generation, context, take, is_stream=False)
+        response.text = "".join(texts)
+        await _send_label(context)
+        return response
+
+    async def GenerateStream(  # noqa: N802
+        self, request: inference_pb2.GenerateStreamRequest, context: Context
+    ) -> None:
+        """Send a completion step by step; nothing before the first token, so refusals are clean."""
+        has_sent = False
+
+        async def take(stream: TextStream, delta: TextDelta) -> None:
+            nonlocal has_sent
+            if not has_sent:
+                has_sent = True
+                await _send_label(context)
+            message = inference_pb2.GenerateStreamResponse(
+                request_id=stream.request_id,
+                model=self._serving.model_config.model_id,
+                text=delta.text,
+                token_ids=delta.token_ids,
+                finish_reason=_FINISH_REASONS[delta.finish_reason],
+            )
+            if delta.finish_reason is not None:
+                message.usage.CopyFrom(Usage.of([stream]).to_proto())
+            await context.write(message)
+
+        await self._run(request.generation, context, take, is_stream=True)
+
+    async def _run(
+        self,
+        generation: inference_pb2.Generation,
+        context: Context,
+        take: Callable[[TextStream, TextDelta], Awaitable[None]],
+        *,
+        is_stream: bool,
+    ) -> None:
+        arrived_at = self._serving.now()
+        label = request_label.get()
+        model = self._serving.model_config.model_id
+        with tracing.span(attributes.SPAN_GRPC_REQUEST, kind=SpanKind.SERVER) as span:
+            request = await self._read(generation)
+            operation = attributes.OPERATION_TEXT_COMPLETION
+            describe_request(span, request, operation=operation, model=model, is_stream=is_stream)
+            stream = self._serving.open_stream(
+                request,
+                request_label=label,
+                arrived_at=arrived_at,
+                timeout_s=context.time_remaining(),
+            )
+            try:
+                async for delta in stream:
+                    await take(stream, delta)
+            finally:
+                await stream.aclose()
+                describe_answer(span, stream.request_id, [stream])
+
+    async def _read(self, generation: inference_pb2.Generation) -> GenerationRequest:
+        """Judge a request exactly as one that came over HTTP."""
+        values: dict[str, object] = {
+            name: getattr(generation, name)
+            for name in _OPTIONAL_FIELDS
+            if generation.HasField(name)
+        }
+        values["model"] = generation.model
+        values["ignore_eos"] = generation.ignore_eos
+        if generation.stop:
+            values["stop"] = list(generation.stop)
+        if generation.stop_token_ids:
+            values["stop_token_ids"] = list(generation.stop_token_ids)
+        read_model(values, served_model=self._serving.model_config.model_id)
+        kind = generation.WhichOneof("prompt")
+        if kind is None:
+            raise invalid("prompt is required: text or token_ids", "prompt")
+        limits = self._serving.limits()
+        if kind == "text":
+            token_ids = await self._serving.tokenizer.encode(
+                generation.text, max_model_len=limits.max_model_len
+            )
+        else:
+            token_ids = read_token_ids(
+                list(generation.token_ids.ids),
+                "prompt",
+                vocab_size=limits.vocab_size,
+                max_ids=limits.max_model_len,
+            )
+        return validate(values, token_ids=token_ids, limits=limits)
+
+    async def Tokenize(  # noqa: N802
+        self,
+        request: inference_pb2.TokenizeRequest,
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.TokenizeResponse:
+        """Return the ids a prompt would have."""
+        self._check_named_model(request.model)
+        max_model_len = self._serving.limits().max_model_len
+        token_ids = await self._serving.tokenizer.encode(request.text, max_model_len=max_model_len)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_model_len)
+
+    async def Detokenize(  # noqa: N802
+        self,
+        request: inference_pb2.DetokenizeRequest,
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.DetokenizeResponse:
+        """Return the text of ids."""
+        self._check_named_model(request.model)
+        limits = self._serving.limits()
+        token_ids = read_token_ids(
+            list(request.token_ids),
+            "tokens",
+            vocab_size=limits.vocab_size,
+            max_ids=limits.max_model_len,
+        )
+        text = await asyncio.to_thread(self._serving.tokenizer.detokenize, token_ids)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(  # noqa: N802
+        self,
+        request: inference_pb2.ListModelsRequest,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.ListModelsResponse:
+        """Return the one model."""
+        return inference_pb2.ListModelsResponse(models=[self._model_info()])
+
+    async def GetModelInfo(  # noqa: N802
+        self,
+        request: inference_pb2.GetModelInfoRequest,
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.GetModelInfoResponse:
+        """Return the one model by its name, or without one."""
+        self._check_named_model(request.model)
+        return inference_pb2.GetModelInfoResponse(model_info=self._model_info())
+
+    async def GetLoad(  # noqa: N802
+        self,
+        request: inference_pb2.GetLoadRequest,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.GetLoadResponse:
+        """Return the last load of every live worker."""
+        return inference_pb2.GetLoadResponse(
+            workers=[
+                inference_pb2.GetLoadResponse.Worker(
+                    worker=report.worker, pool=report.pool, load=report.load
+                )
+                for report in self._serving.upstream.loads()
+            ]
+        )
+
+    async def Abort(  # noqa: N802
+        self,
+        request: inference_pb2.AbortRequest,
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.AbortResponse:
+        """End a running request."""
+        return inference_pb2.AbortResponse(aborted=self._serving.abort(request.request_id))
+
+    def _check_named_model(self, model: str) -> None:
+        if model:
+            read_model({"model": model}, served_model=self._serving.model_config.model_id)
+
+    def _model_info(self) -> inference_pb2.ModelInfo:
+        info = inference_pb2.ModelInfo(
+            model=self._serving.model_config.model_id,
+            revision=self._serving.model_config.revision,
+            vocab_size=self._serving.tokenizer.vocab_size,
+        )
+        announced = self._serving.upstream.model
+        if announced is not None:
+            info.dtype = announced.dtype
+            info.max_model_len = announced.max_model_len
+            info.block_size = announced.block_size
+        return info
+
+
+async def _send_label(context: Context) -> None:
+    await context.send_initial_metadata((("x-request-id", request_label.get()),))

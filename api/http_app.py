@@ -1,0 +1,68 @@
+"""The routes of the HTTP server."""
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route, Router
+
+from api.api_keys import ApiKeys
+from api.errors import ApiError, Verdict
+from api.generation_endpoint import GenerationEndpoint
+from api.http_gate import HttpGate, error_response
+from api.information_routes import InformationRoutes, version
+from api.openai_formats import ChatFormat, CompletionFormat
+from api.openai_requests import read_chat, read_completion
+from api.openapi import docs_page, openapi_document
+from api.serving import Serving
+from api.token_routes import TokenRoutes
+from telemetry.prometheus_sink import PrometheusSink
+
+
+def build_http_app(serving: Serving, *, keys: ApiKeys, sink: PrometheusSink) -> HttpGate:
+    """Compose the HTTP face; it needs no lifespan."""
+    information = InformationRoutes(serving, sink)
+    tokens = TokenRoutes(serving)
+    document = orjson.dumps(openapi_document(version()))
+    page = docs_page(document)
+
+    async def openapi(_: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    async def docs(_: Request) -> Response:
+        return HTMLResponse(page)
+
+    chat = GenerationEndpoint(serving, read_chat, ChatFormat)
+    completion = GenerationEndpoint(serving, read_completion, CompletionFormat)
+    routes = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completion, methods=["POST"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/v1/models", information.models),
+        Route("/v1/models/{model:path}", information.model),
+        Route("/v1/status", information.status),
+        Route("/v1/loads", information.loads),
+        Route("/health", information.health),
+        Route("/ready", information.ready),
+        Route("/version", information.version),
+        Route("/metrics", information.metrics),
+        Route("/openapi.json", openapi),
+        Route("/docs", docs),
+    ]
+    # Not Starlette(): its own catch-all would answer before the gate, without label and verdict.
+    app = ExceptionMiddleware(
+        Router(routes, redirect_slashes=False), handlers={HTTPException: _on_http_exception}
+    )
+    return HttpGate(app, keys, routes=[route.path for route in routes])
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    verdicts = {404: Verdict.ROUTE_NOT_FOUND, 405: Verdict.METHOD_NOT_ALLOWED}
+    verdict = verdicts.get(error.status_code, Verdict.INVALID)
+    refusal = ApiError(verdict, f"{error.detail}; /docs lists the routes")
+    response = error_response(refusal, request.state.request_label)
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,99 @@
+"""The door of the HTTP server: bounds, keys and labels, before any route is looked at."""
+
+import logging
+import math
+import uuid
+from collections.abc import Sequence
+
+import orjson
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.api_keys import ApiKeys
+from api.errors import ApiError, Verdict, to_api_error
+from telemetry.logs import request_scope
+
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 32 * 1024
+MAX_LABEL_CHARACTERS = 128
+OPEN_PATHS = frozenset({"/health", "/ready"})
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class HttpGate:
+    """Wraps the app. Invariant: each response has an x-request-id; only open paths need no key."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, *, routes: Sequence[str]) -> None:
+        self.routes = tuple(routes)
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in or answer it here."""
+        if scope["type"] != "http":
+            return
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        label = read_label(_values(headers, b"x-request-id"))
+        scope.setdefault("state", {})["request_label"] = label
+        scope["app"] = (
+            self._app
+        )  # lets the router raise 404 and 405 instead of answering in plain text
+        is_started = False
+
+        async def send_labelled(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", label.encode())]
+            await send(message)
+
+        with request_scope(label):
+            try:
+                self._check(scope, headers)
+                await self._app(scope, receive, send_labelled)
+            except Exception as error:
+                if not is_started:
+                    await error_response(error, label)(scope, receive, send_labelled)
+                elif not isinstance(error, ApiError):
+                    _LOGGER.exception("Response to %s was cut off", scope["path"])
+
+    def _check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
+        num_bytes = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
+            raise ApiError(
+                Verdict.HEADERS_TOO_LARGE,
+                f"A request may have {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all",
+            )
+        if scope["path"] not in OPEN_PATHS:
+            self._keys.check(_values(headers, b"authorization"))
+
+
+def read_label(values: list[str]) -> str:
+    """Take the client's label when it is short and printable, else make one."""
+    label = values[0] if values else ""
+    if 0 < len(label) <= MAX_LABEL_CHARACTERS and label.isascii() and label.isprintable():
+        return label
+    return uuid.uuid4().hex
+
+
+def error_response(error: BaseException, request_id: str) -> Response:
+    """Return OpenAI's error body with the status of the verdict."""
+    verdict = to_api_error(error)
+    if verdict.verdict is Verdict.FAILED:
+        _LOGGER.error("Request failed", exc_info=error)
+    headers = {}
+    if verdict.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(verdict.retry_after_s)))
+    if verdict.verdict is Verdict.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        orjson.dumps(verdict.to_dict(request_id)),
+        status_code=verdict.face.http_status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[str]:
+    return [value.decode("utf-8", "surrogateescape") for key, value in headers if key == name]

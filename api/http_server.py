@@ -1,0 +1,99 @@
+"""uvicorn inside our process: no signal handlers, bounded request heads, a socket bound by us."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+KEEP_ALIVE_S = 90
+BACKLOG = 2048
+# The gate refuses heads over 32 KiB with a proper answer; this ends one that never ends.
+MAX_HEAD_BYTES = 512 * 1024
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Drops a connection whose request head grows without end."""
+
+    _num_head_bytes = 0
+    _is_in_head = True
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes of a head that is not complete yet."""
+        super().data_received(data)
+        if not self._is_in_head:
+            return
+        self._num_head_bytes += len(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response("Request head too large.")
+
+    def on_headers_complete(self) -> None:
+        """Stop counting: a body follows, and it has bounds of its own."""
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Count again: the next thing on this connection is a head."""
+        self._is_in_head = True
+        self._num_head_bytes = 0
+        super().on_message_complete()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process: Ray or our own main owns them."""
+        yield
+
+
+class HttpServer:
+    """Owns the listening socket. Invariant: after `start` it accepts, after `stop` it does not."""
+
+    def __init__(self, app: ASGIApp, *, bind_host: str, port: int) -> None:
+        self._app = app
+        self._bind_host = bind_host
+        self._port = port
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen and return the port; OSError when it is taken."""
+        listener = _listen(self._bind_host, self._port)
+        config = uvicorn.Config(
+            self._app,
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=5,
+            backlog=BACKLOG,
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise OSError(f"Got no HTTP server on {self._bind_host}:{self._port}")
+            await asyncio.sleep(0.01)
+        port: Any = listener.getsockname()[1]
+        return int(port)
+
+    async def stop(self) -> None:
+        """Close what is idle, give running responses a moment, close the rest."""
+        if self._server is None or self._task is None:
+            return
+        self._server.should_exit = True
+        await self._task
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)

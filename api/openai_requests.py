@@ -1,0 +1,104 @@
+"""Turns the body of an OpenAI request into generation requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from api.chat_messages import read_messages
+from api.errors import invalid, show
+from api.generation_request import GenerationRequest, read_model, validate
+from api.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, check_fields, read_stream
+from api.parameter_checks import Values, read_token_ids
+from api.serving import Serving
+from telemetry import attributes
+
+# OpenAI's default for the older API; a chat goes on to the end of the context.
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_PROMPTS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One HTTP request, judged and tokenised: a generation for each prompt."""
+
+    operation: str
+    requests: Sequence[GenerationRequest]
+    is_stream: bool
+    has_usage_chunk: bool
+    unknown_fields: Sequence[str]
+
+
+async def read_chat(body: Values, serving: Serving) -> Call:
+    """Read the body of /v1/chat/completions."""
+    unknown = _check(body, CHAT_FIELDS, serving)
+    is_stream, has_usage_chunk = read_stream(body)
+    messages = read_messages(body.get("messages"))
+    limits = serving.limits()
+    token_ids = await serving.tokenizer.encode_chat(messages, max_model_len=limits.max_model_len)
+    request = validate(body, token_ids=token_ids, limits=limits, prompt_name="messages")
+    return Call(
+        operation=attributes.OPERATION_CHAT,
+        requests=[request],
+        is_stream=is_stream,
+        has_usage_chunk=has_usage_chunk,
+        unknown_fields=unknown,
+    )
+
+
+async def read_completion(body: Values, serving: Serving) -> Call:
+    """Read the body of /v1/completions."""
+    unknown = _check(body, COMPLETION_FIELDS, serving)
+    is_stream, has_usage_chunk = read_stream(body)
+    limits = serving.limits()
+    requests = [
+        validate(
+            body,
+            token_ids=await _encode(prompt, serving),
+            limits=limits,
+            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        )
+        for prompt in _read_prompts(body.get("prompt"))
+    ]
+    return Call(
+        operation=attributes.OPERATION_TEXT_COMPLETION,
+        requests=requests,
+        is_stream=is_stream,
+        has_usage_chunk=has_usage_chunk,
+        unknown_fields=unknown,
+    )
+
+
+def _check(body: Values, served: frozenset[str], serving: Serving) -> list[str]:
+    read_model(body, served_model=serving.model_config.model_id)
+    return check_fields(body, served, is_strict=serving.config.strict)
+
+
+def _read_prompts(value: object) -> list[object]:
+    """Tell apart the four forms: text, texts, ids, lists of ids."""
+    if value is None:
+        raise invalid("prompt is required", "prompt")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise invalid(
+            f"prompt must be text, token ids or a list of these, got {show(value)}", "prompt"
+        )
+    first = value[0]
+    if isinstance(first, int):
+        return [value]
+    if not isinstance(first, str | list):
+        raise invalid(f"prompt must hold text or token ids, got {show(first)}", "prompt")
+    if len(value) > MAX_PROMPTS:
+        raise invalid(f"prompt must have at most {MAX_PROMPTS} entries, got {len(value)}", "prompt")
+    kind = str if isinstance(first, str) else list
+    if not all(isinstance(each, kind) for each in value):
+        raise invalid("prompt must not mix text and token ids", "prompt")
+    return value
+
+
+async def _encode(prompt: object, serving: Serving) -> Sequence[int]:
+    limits = serving.limits()
+    if isinstance(prompt, str):
+        return await serving.tokenizer.encode(prompt, max_model_len=limits.max_model_len)
+    return read_token_ids(
+        prompt, "prompt", vocab_size=limits.vocab_size, max_ids=limits.max_model_len
+    )

@@ -1,0 +1,132 @@
+"""The middle of the ingress: both faces turn their requests into the calls of this class."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+
+from api.config import IngressConfig, ModelConfig
+from api.generation_request import GenerationRequest, Limits
+from api.text_stream import TextStream
+from api.tokenizer import Tokenizer
+from api.upstream import Upstream
+from router.errors import NoWorkers
+from router.request import ModelInfo, RoutedRequest
+from telemetry import tracing
+
+NOT_READY_RETRY_AFTER_S = 2.0
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Serving:
+    """Owns the running requests of this ingress: each from its start until its stream is closed."""
+
+    def __init__(
+        self,
+        config: IngressConfig,
+        model_config: ModelConfig,
+        *,
+        tokenizer: Tokenizer,
+        upstream: Upstream,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.model_config = model_config
+        self.tokenizer = tokenizer
+        self.upstream = upstream
+        self.now = now
+        self.is_draining = False
+        self._idle = asyncio.Event()
+        self._running: dict[str, TextStream] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose stream is open."""
+        return len(self._running)
+
+    def is_ready(self) -> bool:
+        """Tell whether a request sent now would be served."""
+        return not self.is_draining and self.upstream.is_ready()
+
+    def model_info(self) -> ModelInfo:
+        """Return the model as the workers announce it; NoWorkers before the first did."""
+        info = self.upstream.model
+        if info is None:
+            raise NoWorkers("No worker is ready yet", NOT_READY_RETRY_AFTER_S)
+        return info
+
+    def limits(self) -> Limits:
+        """Return what the model allows."""
+        info = self.model_info()
+        return Limits(max_model_len=info.max_model_len, vocab_size=self.tokenizer.vocab_size)
+
+    def open_stream(
+        self,
+        request: GenerationRequest,
+        *,
+        request_label: str,
+        arrived_at: float,
+        timeout_s: float | None = None,
+    ) -> TextStream:
+        """Start a request; the caller must exhaust or close the stream."""
+        if self.is_draining:
+            raise NoWorkers("The server is shutting down", NOT_READY_RETRY_AFTER_S)
+        request_id = uuid.uuid4().hex
+        generation = self.upstream.generate(
+            RoutedRequest(
+                request_id=request_id,
+                token_ids=request.token_ids,
+                sampling=request.to_sampling_params(),
+                cache_salt=request.cache_salt,
+                request_label=request_label,
+                timeout_s=min(
+                    timeout_s or self.config.request_timeout_s, self.config.request_timeout_s
+                ),
+                arrived_at=arrived_at,
+                trace_context=tracing.current_context(),
+            )
+        )
+        stream = TextStream(
+            request,
+            request_id=request_id,
+            request_label=request_label,
+            generation=generation,
+            detokenizer=self.tokenizer.new_detokenizer(),
+            on_close=lambda: self._forget(request_id),
+        )
+        self._running[request_id] = stream
+        return stream
+
+    def abort(self, request_id: str) -> bool:
+        """End a running request by the id the server gave it; False when there is none."""
+        stream = self._running.get(request_id)
+        if stream is None:
+            return False
+        stream.abort()
+        return True
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests; let the running ones end, and end those that take too long."""
+        self.is_draining = True
+        self._wake_when_idle()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            _LOGGER.warning("%d requests end with the ingress", len(self._running))
+            for stream in list(self._running.values()):
+                stream.abort()
+
+    def _cap(self, timeout_s: float | None) -> float:
+        """Bound a client's deadline by ours."""
+        limit = self.config.request_timeout_s
+        return limit if timeout_s is None else min(timeout_s, limit)
+
+    def _wake_when_idle(self) -> None:
+        if self.is_draining and not self._running:
+            self._idle.set()
+
+    def _forget(self, request_id: str) -> None:
+        self._running.pop(request_id, None)
+        self._wake_when_idle()

@@ -1,0 +1,106 @@
+"""Text to token ids and back, for the one served model."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as BackendTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from api import detokenizer
+from api.chat_messages import Message
+from api.chat_template import ChatTemplate, Piece
+from api.detokenizer import Detokenizer
+from api.errors import ApiError, Verdict
+
+# Real text has about four characters a token; what has more than this many cannot be meant.
+MAX_CHARACTERS_PER_TOKEN = 16
+MIN_CHARACTER_BOUND = 4096
+# Tokenising this much takes well under a millisecond and stays on the event loop.
+MAX_INLINE_CHARACTERS = 2048
+
+
+class Tokenizer:
+    """Owns the tokenizer files of one model. Safe to use from several tasks at once."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, vocab_size: int) -> None:
+        self._backend: BackendTokenizer = tokenizer.backend_tokenizer
+        self.vocab_size = vocab_size
+        # encode_special_tokens is a setting of the whole object, so plain text gets its own one.
+        self._plain = BackendTokenizer.from_str(self._backend.to_str())
+        self._plain.encode_special_tokens = True
+        added = self._backend.get_added_tokens_decoder().values()
+        self._template = ChatTemplate(
+            tokenizer, [token.content for token in added if token.special]
+        )
+        self._new_detokenizer = detokenizer.detokenizer_factory(self._backend)
+
+    @classmethod
+    def load(cls, path: str) -> "Tokenizer":
+        """Read a checkpoint directory; ValueError when it has no fast tokenizer."""
+        folder = Path(path)
+        if not (folder / "tokenizer.json").is_file():
+            raise ValueError(f"Got {path = } but expected a directory with tokenizer.json")
+        # Not AutoTokenizer: it imports torch, which has no place in this process.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+        return cls(tokenizer, vocab_size=_vocab_size(folder, default=len(tokenizer)))
+
+    def new_detokenizer(self) -> Detokenizer:
+        """Return a detokenizer for one request."""
+        return self._new_detokenizer()
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the whole text of some ids, without special tokens."""
+        return detokenizer.detokenize(self._new_detokenizer, token_ids)
+
+    async def encode(self, text: str, *, max_model_len: int, name: str = "prompt") -> list[int]:
+        """Tokenise a bare prompt; the tokenizer adds what it always adds (BOS)."""
+        check_length(len(text), max_model_len, name)
+        return await _run(
+            lambda: list(self._backend.encode(text, add_special_tokens=True).ids), len(text)
+        )
+
+    async def encode_chat(self, messages: Sequence[Message], *, max_model_len: int) -> list[int]:
+        """Render and tokenise a chat."""
+        num_characters = sum(len(message["content"]) for message in messages)
+        check_length(num_characters, max_model_len, "messages")
+        return await _run(lambda: self._encode_chat(messages), num_characters + 64 * len(messages))
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return [
+            token_id
+            for piece in self._template.render(messages)
+            for token_id in self._encode_piece(piece)
+        ]
+
+    def _encode_piece(self, piece: Piece) -> list[int]:
+        tokenizer = self._plain if piece.is_plain else self._backend
+        return list(tokenizer.encode(piece.text, add_special_tokens=False).ids)
+
+
+def check_length(num_characters: int, max_model_len: int, name: str) -> None:
+    """Refuse by length alone what could never fit, before it costs tokenising."""
+    bound = max(MIN_CHARACTER_BOUND, MAX_CHARACTERS_PER_TOKEN * max_model_len)
+    if num_characters > bound:
+        raise ApiError(
+            Verdict.CONTEXT_LENGTH,
+            f"{name} has {num_characters} characters, far more than the context of "
+            f"{max_model_len} tokens can hold; shorten it",
+            param=name,
+        )
+
+
+async def _run(encode: Callable[[], list[int]], num_characters: int) -> list[int]:
+    # The tokenizer leaves the interpreter free while it works, so a thread helps.
+    return encode() if num_characters <= MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
+def _vocab_size(folder: Path, *, default: int) -> int:
+    """Read how many ids the model has rows for: a tokenizer may know more of them."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        return default
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return size if isinstance(size, int) else default

@@ -1,0 +1,53 @@
+"""What the faces need of a router, and no more."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from router.report import RequestReport
+from router.request import LoadReport, ModelInfo, RoutedRequest, TokenBatch
+
+
+class UpstreamGeneration(Protocol):
+    """One running request. Whoever started it must exhaust or close it."""
+
+    @property
+    def report(self) -> RequestReport:
+        """What became of it so far."""
+        ...
+
+    def __aiter__(self) -> "UpstreamGeneration":
+        """Iterate over the batches of tokens."""
+        ...
+
+    async def __anext__(self) -> TokenBatch:
+        """Return the tokens of the next step; a router error ends it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cancel it everywhere; harmless when it has ended."""
+        ...
+
+
+class Upstream(Protocol):
+    """Runs requests on the workers."""
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The served model; None before the first worker said hello."""
+        ...
+
+    def generate(self, request: RoutedRequest) -> UpstreamGeneration:
+        """Start a request."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Tell whether a choice of workers exists now."""
+        ...
+
+    def loads(self) -> Sequence[LoadReport]:
+        """Return the last load of every live worker."""
+        ...
+
+    def status(self, num_routes: int = 0) -> dict[str, object]:
+        """Return the body of /v1/status, with the last routing decisions when asked."""
+        ...

@@ -1,0 +1,117 @@
+"""A router for tests of the faces: scripted tokens, recorded requests, no workers."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from relevo.v1 import common_pb2, state_pb2
+
+from router.report import RequestReport
+from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, TokenBatch
+
+Step = TokenBatch | Exception
+
+
+class FakeGeneration:
+    """Plays a script: batches are yielded, exceptions raised; then it hangs, or ends."""
+
+    def __init__(self, request: RoutedRequest, script: Sequence[Step], *, step_s: float) -> None:
+        self.request = request
+        self.is_closed = False
+        self.closed = asyncio.Event()
+        self._script = list(script)
+        self._step_s = step_s
+        self._num_tokens = 0
+
+    @property
+    def report(self) -> RequestReport:
+        has_token = self._num_tokens > 0
+        return RequestReport(
+            request_id=self.request.request_id,
+            num_prompt_tokens=len(self.request.token_ids),
+            num_completion_tokens=self._num_tokens,
+            cached_prefill=2,
+            computed=len(self.request.token_ids) - 2,
+            queue_s=0.001,
+            route_s=0.0005,
+            prefill_wait_s=0.002,
+            prefill_s=0.1 / 3,
+            wire_s=0.0001,
+            first_token_s=0.0369 if has_token else None,
+            kv_transfer_s=0.004,
+            completion_s=0.1 / 7 if has_token else 0.0,
+            prefill_worker_id="prefill-0",
+            decode_worker_id="decode-0",
+        )
+
+    def __aiter__(self) -> "FakeGeneration":
+        return self
+
+    async def __anext__(self) -> TokenBatch:
+        if self.is_closed:
+            raise StopAsyncIteration
+        await asyncio.sleep(self._step_s)
+        if not self._script:
+            await asyncio.Event().wait()
+        step = self._script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        self._num_tokens += len(step.token_ids)
+        return dataclasses.replace(step)
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+        self.closed.set()
+
+
+class FakeRouter:
+    """Answers every request by `script(request)`."""
+
+    def __init__(self, *, model_id: str = "tiny", max_model_len: int = 256) -> None:
+        self.model: ModelInfo | None = ModelInfo(
+            model_id=model_id,
+            model_revision="main",
+            dtype="float32",
+            max_model_len=max_model_len,
+            block_size=32,
+        )
+        self.ready = True
+        self.step_s = 0.0
+        self.generations: list[FakeGeneration] = []
+        self.script: Callable[[RoutedRequest], Sequence[Step]] = lambda _: [
+            TokenBatch([], FinishReason.STOP)
+        ]
+
+    def generate(self, request: RoutedRequest) -> FakeGeneration:
+        generation = FakeGeneration(request, self.script(request), step_s=self.step_s)
+        self.generations.append(generation)
+        return generation
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def loads(self) -> list[LoadReport]:
+        load = state_pb2.WorkerLoad(
+            state="ready",
+            num_running=len([each for each in self.generations if not each.is_closed]),
+            blocks=state_pb2.BlockCounts(free=10, total=10),
+            metrics=[
+                state_pb2.MetricSample(
+                    name="relevo_requests_running",
+                    labels={"pool": "decode", "worker": "decode-0"},
+                    value=3,
+                )
+            ],
+        )
+        worker = common_pb2.WorkerRef(worker_id="decode-0", incarnation=7)
+        return [LoadReport(worker=worker, pool="decode", load=load)]
+
+    def status(self, num_routes: int = 0) -> dict[str, object]:
+        body: dict[str, object] = {
+            "state": "ready" if self.ready else "starting",
+            "reasons": [],
+            "workers": [],
+        }
+        if num_routes:
+            body["routes"] = [{"number": number} for number in range(num_routes)]
+        return body
