@@ -29,7 +29,7 @@ from router.request_metrics import RequestMetrics
 from router.retry import Failure, RetryBudget
 from router.timeline import Timeline
 from router.token_merger import TokenMerger
-from router.worker_state import WorkerState
+from router.worker_view import WorkerKey
 from router.workers import Workers
 from rpc.channel import ChannelPool
 from telemetry import attributes, tracing
@@ -154,7 +154,7 @@ class RequestRun:
     def _engine_request(self) -> common_pb2.EngineRequest:
         request = self._request
         return common_pb2.EngineRequest(
-            request_id=request.request_id,
+            request_id=self._attempt_id(),
             token_ids=[*request.token_ids, *self._merger.output],
             num_prompt_tokens=len(request.token_ids),
             sampling_params=request.sampling,
@@ -162,25 +162,32 @@ class RequestRun:
             request_label=request.request_label,
         )
 
+    def _attempt_id(self) -> str:
+        # A worker that tries again may still hold what it had of the attempt before.
+        request_id = self._request.request_id
+        return request_id if self._epoch == 1 else f"{request_id}-{self._epoch}"
+
     def _recover(self, failure: Failure) -> float:
         """Learn from a failure; return the pause before the next attempt, or raise."""
         raise_if_final(failure, time_left_s=self.time_left_s())
         for key in failure.workers:
-            worker = self._services.workers.get(key)
-            if worker is not None:
-                self._blame(worker, failure.cause)
+            self._blame(key, failure.cause)
         pause_s = self._budget.spend(failure)
         if failure.was_admitted:
             self._timeline.num_migrations += 1
             self._services.metrics.migrated(failure.cause)
         return pause_s
 
-    def _blame(self, worker: WorkerState, cause: str) -> None:
-        if cause == "refused":
+    def _blame(self, key: WorkerKey, cause: str) -> None:
+        workers = self._services.workers
+        worker = workers.get(key)
+        if cause == "transfer":
+            workers.distrust_links(key)
+        elif worker is not None and cause == "refused":
             worker.refuse()
-        elif cause in UNREACHED_CAUSES:
+        elif worker is not None and cause in UNREACHED_CAUSES:
             worker.suspect()
-            self._services.workers.look_again()
+            workers.look_again()
 
 
 def _route_attributes(route: Route) -> dict[str, str | int | float | bool]:

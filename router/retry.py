@@ -10,13 +10,14 @@ from router.worker_view import WorkerKey
 MAX_UNREACHED = 20  # attempts in a row that no worker admitted and none refused as full
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
+LINK_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why an attempt ended without a finish."""
 
-    cause: str  # a short label: refused, stale, unreachable, lost, error, gap, migrate
+    cause: str  # a short label: refused, stale, unreachable, lost, transfer, error, ...
     message: str
     was_admitted: bool
     workers: frozenset[WorkerKey] = field(default_factory=frozenset)  # those that failed
@@ -41,7 +42,9 @@ class RetryBudget:
             self._num_not_admitted = self._num_unreached = 0
             return 0.0
         if failure.was_admitted:
-            return self._spend_failure(failure)
+            self._spend_failure(failure)
+            # News of a broken link takes a moment to come.
+            return LINK_PAUSE_S if failure.cause == "transfer" else 0.0
         # A full worker may stay full for long, and the deadline ends that; an unreachable one not.
         self._num_not_admitted += 1
         self._num_unreached += failure.cause != "refused"
@@ -50,11 +53,10 @@ class RetryBudget:
         longest_s = min(FIRST_PAUSE_S * 2.0 ** min(self._num_not_admitted - 1, 16), LONGEST_PAUSE_S)
         return longest_s * (0.5 + self._rng.random() / 2)
 
-    def _spend_failure(self, failure: Failure) -> float:
+    def _spend_failure(self, failure: Failure) -> None:
         self._num_not_admitted = self._num_unreached = 0
         self.num_failures += 1
         if self.num_failures > self._limit:
             raise GenerationFailed(
                 f"{self.num_failures} workers failed in a row, the last: {failure.message}"
             )
-        return 0.0

@@ -68,6 +68,7 @@ class WorkerState:
         self.attempts: set[RunningAttempt] = set()
         self._index = index
         self._picks = Picks()
+        self._distrusted_links: set[WorkerKey] = set()
         self._next_sequence = 0
         self._view: WorkerView | None = None
 
@@ -150,6 +151,7 @@ class WorkerState:
         if load.metrics:
             self.metrics = list(load.metrics)
         self.has_refused = False
+        self._distrusted_links.clear()
         self._picks.report_arrived(now_s=now_s)
         self._view = None
 
@@ -181,6 +183,11 @@ class WorkerState:
     def suspect(self) -> None:
         """A call failed to reach it: avoid it until its stream speaks again."""
         self.is_suspect = True
+        self._view = None
+
+    def distrust_link(self, peer: WorkerKey) -> None:
+        """A transfer over it failed: avoid it until the next load tells of it."""
+        self._distrusted_links.add(peer)
         self._view = None
 
     def refuse(self) -> None:
@@ -241,29 +248,35 @@ class WorkerState:
             kv_bytes_per_token=hello.kv_bytes_per_token,
             pending=self._picks.total(),
         )
-        return view if self.load is None else _with_load(view, self.load)
+        return view if self.load is None else self._add_load(view, self.load)
+
+    def _add_load(self, view: WorkerView, load: state_pb2.WorkerLoad) -> WorkerView:
+        links = {_peer_of(link): _view_link(link) for link in load.links if link.state == "ready"}
+        for peer in self._distrusted_links:
+            links.pop(peer, None)
+        return replace(
+            view,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_transferring=load.num_transferring,
+            num_waiting_uncached_tokens=load.num_waiting_uncached_tokens,
+            num_free_blocks=load.blocks.free + load.blocks.cached,
+            num_used_blocks=load.blocks.used,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            step_s=load.step_s,
+            links=links,
+        )
 
 
-def _with_load(view: WorkerView, load: state_pb2.WorkerLoad) -> WorkerView:
-    return replace(
-        view,
-        num_running=load.num_running,
-        num_waiting=load.num_waiting,
-        num_transferring=load.num_transferring,
-        num_waiting_uncached_tokens=load.num_waiting_uncached_tokens,
-        num_free_blocks=load.blocks.free + load.blocks.cached,
-        num_used_blocks=load.blocks.used,
-        prefill_tokens_per_s=load.prefill_tokens_per_s,
-        step_s=load.step_s,
-        links={
-            WorkerKey(link.peer_id, link.peer_incarnation): LinkView(
-                bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-                latency_s=link.latency_s,
-                queued_bytes=link.queued_bytes,
-            )
-            for link in load.links
-            if link.state == "ready"
-        },
+def _peer_of(link: state_pb2.LinkStatus) -> WorkerKey:
+    return WorkerKey(link.peer_id, link.peer_incarnation)
+
+
+def _view_link(link: state_pb2.LinkStatus) -> LinkView:
+    return LinkView(
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        latency_s=link.latency_s,
+        queued_bytes=link.queued_bytes,
     )
 
 

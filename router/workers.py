@@ -95,6 +95,11 @@ class Workers:
             and (view := worker.view()) is not None
         ]
 
+    def distrust_links(self, peer: WorkerKey) -> None:
+        """A transfer from this prefill worker failed: wait for news of its links."""
+        for worker in self._workers.values():
+            worker.distrust_link(peer)
+
     def look_again(self) -> None:
         """Something changed or failed: ask discovery now, and often for a while."""
         self._fast_until_s = self._now() + FAST_FOR_S
