@@ -28,6 +28,7 @@ from kv_transfer.control import (
     FetchReply,
     FetchVerdict,
     Offer,
+    StaleLinkError,
     TransferMessage,
     TransferNotFoundError,
     WorkerRef,
@@ -146,10 +147,16 @@ class KVSender:
             self._settle(held)
 
     async def fetch(self, order: FetchOrder) -> FetchReply:
-        """Decide about one range; once granted it is sent, whatever becomes of the caller."""
+        """Decide about one range; once granted it is sent, whatever becomes of the caller.
+
+        StaleLinkError when the link the order names is not the one that lives here.
+        """
         link = self._acceptor.link_for(order.decode_worker, order.generation)
-        check = link.check(order) if link is not None else TicketCheck.STALE
-        if link is None or check in (TicketCheck.STALE, TicketCheck.CONFLICT):
+        check = link.check(order) if link is not None else TicketCheck.CONFLICT
+        if link is None or check is TicketCheck.CONFLICT:
+            self.counters.fenced_messages += 1
+            raise StaleLinkError(f"no link of generation {order.generation} in this order")
+        if check is TicketCheck.STALE:
             self.counters.fenced_messages += 1
             return FetchReply(FetchVerdict.GONE)
         if check is TicketCheck.REPEAT:

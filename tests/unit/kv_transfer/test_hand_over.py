@@ -15,6 +15,7 @@ from kv_transfer.control import (
     FetchOrder,
     FetchVerdict,
     Offer,
+    StaleLinkError,
     TransferFailedError,
     TransferNotFoundError,
     WorkerRef,
@@ -233,8 +234,10 @@ async def test_old_epochs_and_other_workers_change_nothing(pair: Pair) -> None:
     old_epoch = FetchOrder(epoch=1, decode_worker=DECODE, generation=1, **fields)
     old_link = FetchOrder(epoch=2, decode_worker=DECODE, generation=9, **fields)
     stranger = FetchOrder(epoch=2, decode_worker=WorkerRef("decode-0", 1), generation=1, **fields)
-    for order in (old_epoch, old_link, stranger):
-        assert (await pair.sender.fetch(order)).verdict is FetchVerdict.GONE
+    assert (await pair.sender.fetch(old_epoch)).verdict is FetchVerdict.GONE
+    for order in (old_link, stranger):
+        with pytest.raises(StaleLinkError):
+            await pair.sender.fetch(order)
     assert pair.sender.counters.fenced_messages == 5
     assert pair.link.is_usable
     pair.sender.cancel(1)
