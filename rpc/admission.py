@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rpc.errors import (
     AdmissionRefusedError,
@@ -21,14 +21,29 @@ from rpc.errors import (
 MIGRATE_BEFORE_END_S = 5.0  # left to the router to continue elsewhere what did not finish
 
 
+def _do_nothing() -> None:
+    """What an untold leg does about a migration."""
+
+
 @dataclass(slots=True, eq=False)
 class Leg:
     """One admitted request."""
 
     request_id: str
     is_waiting: bool = True
-    # Set when the drain is over: the request shall go on somewhere else.
-    migrate: asyncio.Event = field(default_factory=asyncio.Event)
+    is_migrating: bool = False  # the drain is over: the request shall go on somewhere else
+    on_migrate: Callable[[], object] = _do_nothing  # ends what the leg waits for now
+
+    def when_migrating(self, end: Callable[[], object]) -> None:
+        """Call `end` at a migration, at once when it was told already."""
+        self.on_migrate = end
+        if self.is_migrating:
+            end()
+
+    def migrate(self) -> None:
+        """Tell the leg to end soon."""
+        self.is_migrating = True
+        self.on_migrate()
 
 
 class Admission:
@@ -63,6 +78,10 @@ class Admission:
         assert self.state == "starting", self.state
         self.state = "ready"
 
+    def close(self) -> None:
+        """Accept no more requests; the running ones go on."""
+        self.state = "draining"
+
     @contextmanager
     def admit(self, request_id: str, *, incarnation: int, retry_after_s: float) -> Iterator[Leg]:
         """Hold a leg for the block; a `WorkerError` says why this worker does not take it."""
@@ -86,11 +105,11 @@ class Admission:
 
     async def drain(self, drain_s: float, *, is_busy: Callable[[], bool] = lambda: False) -> None:
         """Admit nothing more and wait for the legs; those left near the end are told to migrate."""
-        self.state = "draining"
+        self.close()
         end_s = self._now() + drain_s
         await self._wait_until_idle(end_s - MIGRATE_BEFORE_END_S, is_busy)
-        for leg in self._legs:
-            leg.migrate.set()
+        for leg in tuple(self._legs):
+            leg.migrate()
         await self._wait_until_idle(end_s, is_busy)
 
     async def _wait_until_idle(self, end_s: float, is_busy: Callable[[], bool]) -> None:

@@ -34,22 +34,19 @@ class EngineReporter:
         self._on_report = on_report
         self._now = now
         self._event_loop = asyncio.get_running_loop()
-        self._reported_at_s = float("-inf")
+        self._last_s = float("-inf")
         self.load = engine.load()
 
     def on_step(self, output: StepOutput) -> None:
-        """Report after a step if there is something worth saying; engine thread."""
+        """Report after a turn if there is something worth saying; engine thread."""
         events = self._engine.drain_block_events()
-        is_due = self._now() - self._reported_at_s >= REPORT_PERIOD_S
+        # A turn without a step only ran verbs, and those change who owns what.
+        is_due = not output.stats.num_tokens or self._now() - self._last_s >= REPORT_PERIOD_S
         if events or is_due or any(each.finish_reason for each in output.outputs):
             self._report(events)
 
-    def report(self) -> None:
-        """Report now; engine thread."""
-        self._report(self._engine.drain_block_events())
-
     def _report(self, events: BlockEvents) -> None:
-        self._reported_at_s = self._now()
+        self._last_s = self._now()
         load = self._engine.load()
         try:
             self._event_loop.call_soon_threadsafe(self._take, load, events)

@@ -13,7 +13,8 @@ from rpc.description import WorkerDescription
 
 logger = logging.getLogger(__name__)
 
-HEALTH_PERIOD_S = 0.5
+HEALTH_PERIOD_S = 1.0
+MAX_FAILED_CHECKS = 3  # in a row; a single one may be a hiccup of the machine
 
 
 class RunnableWorker(Protocol):
@@ -78,12 +79,16 @@ async def serve_until_signalled(worker: RunnableWorker, *, drain_s: float) -> in
 
 
 async def _is_healthy_until(terminate: asyncio.Event, worker: RunnableWorker) -> bool:
+    num_failed_checks = 0
     while not terminate.is_set():
         try:
             worker.check_health()
-        except RuntimeError:
-            logger.exception("the worker is not healthy and ends")
-            return False
+            num_failed_checks = 0
+        except RuntimeError as error:
+            num_failed_checks += 1
+            logger.warning("health check %d failed: %s", num_failed_checks, error)
+            if num_failed_checks >= MAX_FAILED_CHECKS:
+                return False
         try:
             async with asyncio.timeout(HEALTH_PERIOD_S):
                 await terminate.wait()

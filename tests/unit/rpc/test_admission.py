@@ -60,7 +60,7 @@ async def test_a_drain_waits_for_the_streams_and_refuses_new_ones() -> None:
     async def stream() -> None:
         with admit(admission) as leg:
             await asyncio.sleep(0.05)
-            assert not leg.migrate.is_set()
+            assert not leg.is_migrating
 
     running = asyncio.create_task(stream())
     await asyncio.sleep(0)
@@ -76,8 +76,11 @@ async def test_streams_left_near_the_end_of_a_drain_are_told_to_migrate() -> Non
     admission = make_admission()
 
     async def stream() -> None:
+        told = asyncio.Event()
         with admit(admission) as leg:
-            await leg.migrate.wait()
+            leg.when_migrating(told.set)
+            await told.wait()
+            assert leg.is_migrating
 
     running = asyncio.create_task(stream())
     await asyncio.sleep(0)

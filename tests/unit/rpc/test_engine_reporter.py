@@ -2,7 +2,7 @@
 
 import asyncio
 
-from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput
+from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput, StepStats
 from engine.request import FinishReason, RequestOutput
 from rpc.engine_reporter import EngineReporter
 
@@ -39,15 +39,15 @@ def make_output(finish_reason: FinishReason | None) -> StepOutput:
         num_cached_tokens=0,
         finish_reason=finish_reason,
     )
-    return StepOutput(outputs=[output])
+    return StepOutput(outputs=[output], stats=StepStats(num_tokens=1))
 
 
 async def test_only_steps_that_change_something_are_reported() -> None:
     engine, seen, now = FakeEngine(), [], [0.0]
     reporter = EngineReporter(engine, on_report=seen.append, now=lambda: now[0])
-    reporter.on_step(StepOutput())  # the first is always due
+    reporter.on_step(StepOutput(stats=StepStats(num_tokens=1)))  # the first is always due
     engine.num_running = 4
-    reporter.on_step(StepOutput())
+    reporter.on_step(StepOutput(stats=StepStats(num_tokens=1)))
     await asyncio.sleep(0)
     assert (len(seen), reporter.load.num_running) == (1, 0)
 
@@ -56,12 +56,12 @@ async def test_only_steps_that_change_something_are_reported() -> None:
     assert (len(seen), reporter.load.num_running) == (2, 4)
 
     engine.events = BlockEvents(cleared=True)
-    reporter.on_step(StepOutput())
+    reporter.on_step(StepOutput(stats=StepStats(num_tokens=1)))
     await asyncio.sleep(0)
     assert seen[-1].cleared
 
     now[0] = 1.0
-    reporter.on_step(StepOutput())
-    reporter.report()
+    reporter.on_step(StepOutput(stats=StepStats(num_tokens=1)))
+    reporter.on_step(StepOutput())  # a turn that only ran verbs
     await asyncio.sleep(0)
     assert len(seen) == 5

@@ -1,0 +1,222 @@
+"""Decodes requests, after a hand-over or from their prompt.
+
+Life cycle of a request in a decode worker, with a prefill worker:
+
+1. Admitted: a soft reservation, counted as waiting. Refused when too many wait, when the worker
+   drains, or when the router meant another process.
+2. Transferring: the prefill worker's Transfer stream is followed; its first offer takes the blocks,
+   each range that is offered and not cached here is fetched.
+3. Arrived: all KV is here and committed; the prefill worker is told to let go of its own.
+4. Decoding: the first token came with the COMMIT, the engine goes on from it.
+5. Finished: the blocks are free or cached, the Decode stream ends.
+
+Without a prefill worker 2 and 3 fall away and the engine computes the prompt first. A request that
+is cancelled, fails or migrates gives up its blocks in any state; a transfer that failed is lost,
+and the router tries again elsewhere.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+
+from decode_workers.trace import DecodeTrace
+from engine.engine_loop import EngineLoop
+from engine.request import FinishReason, Request, RequestOutput
+from engine.request_stream import RequestStream
+from faults.plan import fault_point_async
+from kv_transfer.control import TransferControl, TransferFailedError, WorkerRef
+from kv_transfer.link_dialer import LinkDialer
+from kv_transfer.receiver import KVReceiver, Received, ReceiveOrder
+from rpc.admission import Admission, Leg
+from rpc.errors import RequestFailedError, TransferLostError
+
+MIN_RETRY_AFTER_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOrder:
+    """One request to decode, and where its KV comes from."""
+
+    request: Request
+    transfer_id: int
+    epoch: int
+    prefill_worker: WorkerRef | None  # None: compute the prompt here
+    decode_incarnation: int
+    timeout_s: float  # left of the request's deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request will be worked on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """The KV is here."""
+
+    num_cached_tokens: int
+    num_bytes: int
+    transfer_s: float
+    tail_s: float  # from the COMMIT to the last byte
+
+
+class Decoding:
+    """Runs requests through transfer and engine.
+
+    Invariant: when a request's stream ends, the engine owns nothing of it any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine_loop: EngineLoop,
+        dialer: LinkDialer,
+        receiver: KVReceiver,
+        admission: Admission,
+        open_control: Callable[[str], TransferControl],
+        retry_after_s: Callable[[], float],
+    ) -> None:
+        self._engine_loop = engine_loop
+        self._dialer = dialer
+        self._receiver = receiver
+        self._admission = admission
+        self._open_control = open_control
+        self._retry_after_s = retry_after_s
+
+    async def decode(
+        self, order: DecodeOrder
+    ) -> AsyncGenerator[Admitted | Arrived | RequestOutput]:
+        """Stream what happens to one request, its tokens above all."""
+        request = order.request
+        await fault_point_async("admission", request_label=request.request_label)
+        with self._admission.admit(
+            request.request_id,
+            incarnation=order.decode_incarnation,
+            retry_after_s=max(MIN_RETRY_AFTER_S, self._retry_after_s()),
+        ) as leg:
+            trace = DecodeTrace(request, order.transfer_id)
+            yield Admitted()
+            try:
+                async with aclosing(self._work(order, leg, trace)) as messages:
+                    async for message in messages:
+                        yield message
+            finally:
+                trace.end()
+                # Whatever is left of it; nothing, as a rule.
+                self._engine_loop.abort(request.request_id)
+
+    def _work(
+        self, order: DecodeOrder, leg: Leg, trace: DecodeTrace
+    ) -> AsyncGenerator[Arrived | RequestOutput]:
+        if order.prefill_worker is None:
+            return self._decode_alone(order.request, leg, trace)
+        return self._decode_handed_over(order, leg, trace)
+
+    async def _decode_alone(
+        self, request: Request, leg: Leg, trace: DecodeTrace
+    ) -> AsyncGenerator[Arrived | RequestOutput]:
+        stream = await self._engine_loop.submit(request)
+        try:
+            async for output in self._checked(stream, leg, trace):
+                # The router counts tokens; progress without any is of no use to it.
+                if output.token_ids or output.finish_reason is not None:
+                    yield output
+        finally:
+            stream.close()
+
+    async def _decode_handed_over(
+        self, order: DecodeOrder, leg: Leg, trace: DecodeTrace
+    ) -> AsyncGenerator[Arrived | RequestOutput]:
+        request, num_tokens = order.request, order.request.num_tokens
+        received = await self._receive(order, leg)
+        if received is None:
+            yield _first_output(request, num_tokens, finish_reason=FinishReason.MIGRATE)
+            return
+        trace.received(received)
+        yield Arrived(
+            num_cached_tokens=received.num_cached_tokens,
+            num_bytes=received.num_bytes,
+            transfer_s=received.transfer_s,
+            tail_s=received.tail_s,
+        )
+        choice = received.commit.choices[0]
+        if choice.finish_reason:
+            reason = FinishReason(choice.finish_reason)
+            yield _first_output(request, num_tokens, token_id=choice.token_id, finish_reason=reason)
+            return
+        stream = self._engine_loop.open_stream(request.request_id)
+        try:
+            last = await self._engine_loop.call(
+                lambda engine: engine.activate(request.request_id, choice.token_id)
+            )
+            if last is None:
+                # The engine says nothing about a token it did not sample.
+                yield _first_output(request, num_tokens, token_id=choice.token_id)
+            async for output in self._checked(stream, leg, trace):
+                yield output
+        finally:
+            stream.close()
+
+    async def _receive(self, order: DecodeOrder, leg: Leg) -> Received | None:
+        """Take the KV over; None when the worker drains and the request shall migrate."""
+        peer = order.prefill_worker
+        assert peer is not None
+        link = self._dialer.link_for(peer.worker_id, peer.incarnation)
+        if link is None:
+            raise TransferLostError(f"there is no link to {peer.worker_id}")
+        control = self._open_control(link.peer.address)
+        receive_order = ReceiveOrder(
+            transfer_id=order.transfer_id,
+            epoch=order.epoch,
+            link=link,
+            num_tokens=order.request.num_tokens,
+            request_label=order.request.request_label,
+            timeout_s=order.timeout_s,
+        )
+        reserve = partial(self._engine_loop.reserve, order.request)
+        receiving = asyncio.ensure_future(self._receiver.receive(receive_order, control, reserve))
+        leg.when_migrating(receiving.cancel)
+        try:
+            return await receiving
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if leg.is_migrating and task is not None and not task.cancelling():
+                return None
+            raise
+        except TransferFailedError as error:
+            raise TransferLostError(str(error)) from error
+
+    async def _checked(
+        self, stream: RequestStream, leg: Leg, trace: DecodeTrace
+    ) -> AsyncGenerator[RequestOutput]:
+        """Read the engine's outputs; a failure becomes an error, a drain a MIGRATE."""
+        leg.when_migrating(partial(self._engine_loop.abort, stream.request_id))
+        async for output in stream:
+            leg.is_waiting = False
+            if output.finish_reason is FinishReason.ABORT and leg.is_migrating:
+                yield replace(output, finish_reason=FinishReason.MIGRATE)
+                return
+            if output.finish_reason in {FinishReason.ABORT, FinishReason.ERROR}:
+                raise RequestFailedError(output.error or "the engine aborted the request")
+            trace.token(output)
+            yield output
+
+
+def _first_output(
+    request: Request,
+    position: int,
+    *,
+    token_id: int | None = None,
+    finish_reason: FinishReason | None = None,
+) -> RequestOutput:
+    """What the engine did not say: the peer's first token, or that there will be none."""
+    return RequestOutput(
+        request_id=request.request_id,
+        start_position=position,
+        token_ids=() if token_id is None else (token_id,),
+        num_computed_tokens=position,
+        num_cached_tokens=request.num_cached_tokens,
+        finish_reason=finish_reason,
+    )

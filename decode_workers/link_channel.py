@@ -1,0 +1,82 @@
+"""The decode side of an OpenLink stream, as the KV plane wants to see it."""
+
+import grpc
+from relevo.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
+
+from kv_transfer.control import (
+    ControlClosedError,
+    LinkAccepted,
+    LinkIncompatible,
+    LinkMessage,
+    LinkOpen,
+    LinkReady,
+    StoreEntry,
+)
+from kv_transfer.layout import KVLayout
+from rpc.duplex import Duplex, StreamClosedError
+from rpc.mirror import from_message, to_message
+
+
+class DialedLinkChannel:
+    """A `LinkControl` over an OpenLink stream this process opens."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        stub = prefill_pb2_grpc.PrefillServiceStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.OpenLink()
+        self._duplex: Duplex[prefill_pb2.OpenLinkResponse, prefill_pb2.OpenLinkRequest] = Duplex(
+            call.read, call.write, on_close=call.cancel
+        )
+
+    async def send(self, message: LinkMessage) -> None:
+        """Send one message; ControlClosedError when the stream has ended."""
+        try:
+            await self._duplex.send(_to_request(message))
+        except StreamClosedError as error:
+            raise ControlClosedError("the prefill worker ended the link's stream") from error
+
+    async def receive(self) -> LinkMessage:
+        """Return the prefill worker's next message; ControlClosedError at the end."""
+        try:
+            return _from_response(await self._duplex.receive())
+        except StreamClosedError as error:
+            raise ControlClosedError("the prefill worker ended the link's stream") from error
+
+    async def close(self) -> None:
+        """End the stream on both sides."""
+        await self._duplex.close()
+
+
+def _to_request(message: LinkMessage) -> prefill_pb2.OpenLinkRequest:
+    request = prefill_pb2.OpenLinkRequest
+    match message:
+        case StoreEntry(key, value):
+            return request(store_entry=prefill_pb2.StoreEntry(key=key, value=value))
+        case LinkOpen():
+            return request(
+                open=request.Open(
+                    decode_worker=to_message(common_pb2.WorkerRef, message.decode_worker),
+                    generation=message.generation,
+                    layout=to_message(common_pb2.KVLayout, message.layout),
+                    backend=message.backend,
+                    prefill_incarnation=message.prefill_incarnation,
+                )
+            )
+        case _:
+            raise AssertionError(f"a decode worker never sends {type(message).__name__}")
+
+
+def _from_response(response: prefill_pb2.OpenLinkResponse) -> LinkMessage:
+    match response.WhichOneof("message"):
+        case "store_entry":
+            return StoreEntry(response.store_entry.key, response.store_entry.value)
+        case "accepted":
+            try:
+                return LinkAccepted(from_message(KVLayout, response.accepted.layout))
+            except ValueError as error:
+                raise ControlClosedError(f"the peer's layout makes no sense: {error}") from error
+        case "incompatible":
+            return LinkIncompatible(response.incompatible.reason)
+        case "ready":
+            return LinkReady()
+        case _:
+            raise ControlClosedError("the prefill worker sent an empty message")

@@ -1,0 +1,179 @@
+"""Computes prompts and hands their KV over.
+
+Life cycle of a request in a prefill worker:
+
+1. Admitted: counted as waiting. Refused when too many wait, when the worker drains, or when the
+   router meant another process.
+2. Announced: the sender knows the transfer, so that the decode worker may follow it already.
+3. Computing: each step's finished tokens are offered, a cached prefix with the first of them.
+4. Committed: the prompt is computed and its first token sampled; the Prefill stream ends.
+5. Held: the blocks stay until the decode worker releases them or the lease runs out.
+
+A request that is cancelled, fails or migrates leaves 2 and 3 through the sender, which lets go of
+the blocks as soon as no granted operation reads them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from engine.engine import Engine
+from engine.engine_loop import EngineLoop
+from engine.load import StepOutput
+from engine.request import FinishReason, Request, RequestOutput
+from faults.plan import fault_point_async
+from kv_transfer.control import Commit, CommitChoice, WorkerRef
+from kv_transfer.sender import KVSender
+from kv_transfer.sender_state import SenderOrder
+from prefill_workers.trace import PrefillTrace
+from rpc.admission import Admission, Leg
+from rpc.errors import RequestFailedError, TransferLostError
+
+MIN_RETRY_AFTER_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillOrder:
+    """One prompt to compute, and for whom."""
+
+    request: Request
+    transfer_id: int
+    epoch: int
+    decode_worker: WorkerRef
+    prefill_incarnation: int
+    hold_s: float  # longest time its blocks may be kept
+
+
+class BlockTables:
+    """Block ids of hand-overs, read on the engine's thread right after their first step.
+
+    Asking the engine later would wait for the step after, and the first offer with it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._event_loop = asyncio.get_running_loop()
+        self._expected: dict[str, asyncio.Future[list[int]]] = {}
+
+    @contextmanager
+    def expect(self, request_id: str) -> Iterator[Awaitable[list[int]]]:
+        """Give the request's block ids once it has run; for the length of the block."""
+        table: asyncio.Future[list[int]] = self._event_loop.create_future()
+        self._expected[request_id] = table
+        try:
+            yield table
+        finally:
+            self._expected.pop(request_id, None)
+            table.cancel()
+
+    def on_step(self, output: StepOutput) -> None:
+        """Read the tables of requests that ran for the first time; engine thread."""
+        for each in output.outputs:
+            table = self._expected.pop(each.request_id, None)
+            if table is not None:
+                block_ids = self._engine.blocks_of(each.request_id)
+                self._event_loop.call_soon_threadsafe(_set_unless_done, table, block_ids)
+
+
+class HandOver:
+    """Runs prompts through the engine and tells the sender what is ready.
+
+    Invariant: a transfer that was opened is committed or cancelled when its stream ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine_loop: EngineLoop,
+        tables: BlockTables,
+        sender: KVSender,
+        admission: Admission,
+        retry_after_s: Callable[[], float],
+    ) -> None:
+        self._engine_loop = engine_loop
+        self._tables = tables
+        self._sender = sender
+        self._admission = admission
+        self._retry_after_s = retry_after_s
+
+    async def prefill(self, order: PrefillOrder) -> AsyncGenerator[RequestOutput]:
+        """Stream the progress of one prompt, then its first token or MIGRATE."""
+        request = order.request
+        await fault_point_async("admission", request_label=request.request_label)
+        with self._admission.admit(
+            request.request_id,
+            incarnation=order.prefill_incarnation,
+            retry_after_s=max(MIN_RETRY_AFTER_S, self._retry_after_s()),
+        ) as leg:
+            trace = PrefillTrace(request, order.transfer_id)
+            self._sender.open(
+                SenderOrder(
+                    transfer_id=order.transfer_id,
+                    epoch=order.epoch,
+                    decode_worker=order.decode_worker,
+                    num_tokens=request.num_tokens,
+                    hold_s=order.hold_s,
+                    request_label=request.request_label,
+                ),
+                partial(self._let_go, request.request_id, trace),
+            )
+            is_over = False
+            try:
+                async with aclosing(self._compute(order, leg, trace)) as outputs:
+                    async for output in outputs:
+                        yield output
+                is_over = True
+            finally:
+                # Also when the caller left while the last message was on its way.
+                if not is_over:
+                    self._sender.cancel(order.transfer_id)
+
+    async def _compute(
+        self, order: PrefillOrder, leg: Leg, trace: PrefillTrace
+    ) -> AsyncGenerator[RequestOutput]:
+        leg.when_migrating(partial(self._sender.cancel, order.transfer_id))
+        with self._tables.expect(order.request.request_id) as block_ids:
+            stream = await self._engine_loop.submit(order.request)
+            try:
+                async for output in stream:
+                    leg.is_waiting = False
+                    if output.finish_reason is FinishReason.ABORT and leg.is_migrating:
+                        yield replace(output, finish_reason=FinishReason.MIGRATE)
+                        return
+                    _raise_on_failure(output, trace)
+                    self._announce(order, output, await block_ids)
+                    trace.computed(output)
+                    yield output
+                    if output.token_ids:
+                        return
+            finally:
+                stream.close()
+
+    def _announce(self, order: PrefillOrder, output: RequestOutput, block_ids: list[int]) -> None:
+        num_tokens = output.num_computed_tokens
+        self._sender.offer(order.transfer_id, num_tokens, block_ids)
+        if output.token_ids:
+            choice = CommitChoice(
+                token_id=output.token_ids[0], finish_reason=output.finish_reason or ""
+            )
+            self._sender.commit(order.transfer_id, Commit(num_tokens=num_tokens, choices=(choice,)))
+
+    def _let_go(self, request_id: str, trace: PrefillTrace) -> None:
+        trace.released()
+        self._engine_loop.abort(request_id)
+
+
+def _raise_on_failure(output: RequestOutput, trace: PrefillTrace) -> None:
+    if output.finish_reason is FinishReason.ERROR:
+        trace.fail(output.error or "error")
+        raise RequestFailedError(output.error or "the engine failed the request")
+    if output.finish_reason is FinishReason.ABORT:
+        trace.fail("abort")
+        raise TransferLostError("the transfer was given up before its prompt was computed")
+
+
+def _set_unless_done(table: "asyncio.Future[list[int]]", block_ids: list[int]) -> None:
+    if not table.done():
+        table.set_result(block_ids)

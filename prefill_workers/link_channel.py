@@ -1,0 +1,97 @@
+"""The prefill side of an OpenLink stream, as the KV plane wants to see it."""
+
+import dataclasses
+
+import grpc
+from relevo.v1 import common_pb2, prefill_pb2
+
+from kv_transfer.control import (
+    ControlClosedError,
+    LinkAccepted,
+    LinkIncompatible,
+    LinkMessage,
+    LinkOpen,
+    LinkReady,
+    StoreEntry,
+    WorkerRef,
+)
+from kv_transfer.layout import KVLayout
+from rpc.duplex import Duplex, StreamClosedError
+from rpc.mirror import from_message, to_message
+
+OpenLinkContext = grpc.aio.ServicerContext[
+    prefill_pb2.OpenLinkRequest, prefill_pb2.OpenLinkResponse
+]
+
+
+class AcceptedLinkChannel:
+    """A `LinkControl` over the stream a decode worker opened here."""
+
+    def __init__(self, context: OpenLinkContext) -> None:
+        self._duplex: Duplex[prefill_pb2.OpenLinkRequest, prefill_pb2.OpenLinkResponse] = Duplex(
+            context.read, context.write
+        )
+
+    async def send(self, message: LinkMessage) -> None:
+        """Send one message; ControlClosedError when the stream has ended."""
+        try:
+            await self._duplex.send(_to_response(message))
+        except StreamClosedError as error:
+            raise ControlClosedError("the decode worker ended the link's stream") from error
+
+    async def receive(self) -> LinkMessage:
+        """Return the decode worker's next message; ControlClosedError at the end."""
+        try:
+            return _from_request(await self._duplex.receive())
+        except StreamClosedError as error:
+            raise ControlClosedError("the decode worker ended the link's stream") from error
+
+    async def close(self) -> None:
+        """End the stream: the servicer's call returns once nobody serves it."""
+        await self._duplex.close()
+
+
+def _to_response(message: LinkMessage) -> prefill_pb2.OpenLinkResponse:
+    response = prefill_pb2.OpenLinkResponse
+    match message:
+        case StoreEntry(key, value):
+            return response(store_entry=prefill_pb2.StoreEntry(key=key, value=value))
+        case LinkAccepted(layout):
+            return response(
+                accepted=response.Accepted(layout=to_message(common_pb2.KVLayout, layout))
+            )
+        case LinkIncompatible(reason):
+            return response(incompatible=response.Incompatible(reason=reason))
+        case LinkReady():
+            return response(ready=response.Ready())
+        case LinkOpen():
+            raise AssertionError("only the decode side opens a link")
+
+
+def _from_request(request: prefill_pb2.OpenLinkRequest) -> LinkMessage:
+    match request.WhichOneof("message"):
+        case "store_entry":
+            return StoreEntry(request.store_entry.key, request.store_entry.value)
+        case "open":
+            opened = request.open
+            return LinkOpen(
+                decode_worker=from_message(WorkerRef, opened.decode_worker),
+                generation=opened.generation,
+                layout=_layout_of(opened.layout),
+                backend=opened.backend,
+                prefill_incarnation=opened.prefill_incarnation,
+            )
+        case _:
+            raise ControlClosedError("the decode worker sent an empty message")
+
+
+def _layout_of(message: common_pb2.KVLayout) -> KVLayout:
+    try:
+        return from_message(KVLayout, message)
+    except ValueError as error:
+        raise ControlClosedError(f"the decode worker's layout makes no sense: {error}") from error
+
+
+assert {field.name for field in dataclasses.fields(KVLayout)} == set(
+    common_pb2.KVLayout.DESCRIPTOR.fields_by_name
+), "KVLayout and its message must have the same fields"

@@ -1,0 +1,175 @@
+"""Starts workers as plain processes on one machine and ends exactly those."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rpc.description import WorkerDescription
+from rpc.token import create_token
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 60.0
+
+ENGINE = {
+    "dtype": "float64",
+    "block_size": 8,
+    "num_kv_blocks": 64,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 32,
+    "max_model_len": 512,
+    "num_threads": 1,
+    "device": "cpu",
+}
+KV_TRANSFER = {
+    "backend": "gloo",
+    "digest_sample": 1.0,
+    "transfer_timeout_s": 2.0,
+    "lease_s": 2.0,
+}
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One worker we started."""
+
+    pool: str
+    rank: int
+    process: subprocess.Popen[str]
+    stderr_path: Path
+    description: WorkerDescription | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return f"{self.pool}-{self.rank}"
+
+    @property
+    def described(self) -> WorkerDescription:
+        assert self.description is not None, f"{self.worker_id} has not started"
+        return self.description
+
+    def stderr(self) -> str:
+        return self.stderr_path.read_text(errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+@dataclass(slots=True)
+class ClusterProcesses:
+    """Workers of one test. Invariant: every process started here is gone after `stop`."""
+
+    folder: Path
+    model_path: Path
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    kv_transfer: Mapping[str, Any] = field(default_factory=dict)
+    workers: list[WorkerProcess] = field(default_factory=list)
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "token"
+
+    def start(
+        self,
+        pool: str,
+        rank: int = 0,
+        *,
+        engine: Mapping[str, Any] | None = None,
+        kv_transfer: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> WorkerProcess:
+        """Start one worker without waiting for it."""
+        if not self.token_file.exists():
+            create_token(self.token_file)
+        settings = {
+            "engine": {
+                "model_path": str(self.model_path),
+                "model_id": "tiny",
+                **ENGINE,
+                **self.engine,
+                **(engine or {}),
+            },
+            "kv_transfer": {**KV_TRANSFER, **self.kv_transfer, **(kv_transfer or {})},
+            "token_file": str(self.token_file),
+            "drain_s": 6.0,
+            **(config or {}),
+        }
+        number = len(self.workers)
+        config_path = self.folder / f"{pool}-{rank}-{number}.json"
+        config_path.write_text(json.dumps(settings))
+        stderr_path = self.folder / f"{pool}-{rank}-{number}.stderr"
+        arguments = ["-m", f"{pool}_workers", "--config", str(config_path), "--rank", str(rank)]
+        paths = [str(REPOSITORY), str(REPOSITORY / "protos")]
+        with stderr_path.open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        worker = WorkerProcess(pool, rank, process, stderr_path)
+        self.workers.append(worker)
+        return worker
+
+    def start_all(self, *, prefill: int = 1, decode: int = 1) -> list[WorkerDescription]:
+        """Start and await workers of both pools."""
+        started = [self.start("prefill", rank) for rank in range(prefill)]
+        started += [self.start("decode", rank) for rank in range(decode)]
+        return [self.wait_for(worker) for worker in started]
+
+    def wait_for(self, worker: WorkerProcess) -> WorkerDescription:
+        """Read the one line a worker prints when it serves."""
+        assert worker.process.stdout is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if select.select([worker.process.stdout], [], [], 0.1)[0]:
+                line = worker.process.stdout.readline()
+                if line:
+                    worker.description = WorkerDescription.from_dict(json.loads(line))
+                    return worker.description
+            if worker.process.poll() is not None:
+                break
+        raise RuntimeError(f"{worker.worker_id} did not start:\n{worker.stderr()[-4000:]}")
+
+    def stop(self, worker: WorkerProcess, *, timeout_s: float = 15.0) -> int:
+        """End one worker with SIGTERM, or SIGKILL when that does not help; its exit status."""
+        if worker.process.poll() is None:
+            worker.signal(signal.SIGCONT)
+            worker.signal(signal.SIGTERM)
+            try:
+                worker.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+        return worker.process.wait()
+
+    def kill(self, worker: WorkerProcess) -> None:
+        """End one worker as a crash would."""
+        worker.process.kill()
+        worker.process.wait()
+
+    def stop_all(self) -> None:
+        """End every worker: a second SIGTERM cuts a drain short."""
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.signal(signal.SIGCONT)
+                worker.signal(signal.SIGTERM)
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                try:
+                    worker.process.wait(3.0)
+                except subprocess.TimeoutExpired:
+                    worker.signal(signal.SIGTERM)
+        for worker in self.workers:
+            self.stop(worker, timeout_s=3.0)
+            if worker.process.stdout is not None:
+                worker.process.stdout.close()
