@@ -35,7 +35,8 @@ class ChannelPool:
     def __init__(self, *, token: str, config: RpcConfig) -> None:
         self._token = token
         self._config = config
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, MetadataChannel] = {}
+        self._retiring: dict[asyncio.Task[None], MetadataChannel] = {}  # forgotten, still in use
 
     def get(self, address: str) -> grpc.aio.Channel:
         """Return the channel to host:port; it connects with its first call."""
@@ -46,15 +47,24 @@ class ChannelPool:
         return channel
 
     async def forget(self, address: str) -> None:
-        """Close the channel to an address that will not be used again; its calls are cancelled."""
+        """Open no more calls to this address on the present channel; running ones go on.
+
+        They must: gRPC cancels calls by raising CancelledError in whoever reads them.
+        """
         channel = self._channels.pop(address, None)
         if channel is not None:
-            await channel.close()
+            retiring = asyncio.create_task(channel.retire())
+            self._retiring[retiring] = channel
+            retiring.add_done_callback(self._retiring.pop)
+            # Without running calls the connection is gone when this returns.
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Close all channels and cancel what runs on them."""
-        channels = list(self._channels.values())
+        channels = [*self._channels.values(), *self._retiring.values()]
         self._channels.clear()
+        for retiring in list(self._retiring):
+            retiring.cancel()
         await asyncio.gather(*(channel.close() for channel in channels))
 
 

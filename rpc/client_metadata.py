@@ -4,6 +4,7 @@ It wraps the channel instead of using gRPC's client interceptors: those put a se
 and a queue between a stream and its reader, and every token passes there.
 """
 
+import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -33,13 +34,40 @@ class MetadataChannel(grpc.aio.Channel):
     def __init__(self, channel: grpc.aio.Channel, *, token: str) -> None:
         self._channel = channel
         self._token = token
+        self._num_calls = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._is_closed = False
+
+    async def retire(self) -> None:
+        """Refuse new calls, wait for the running ones to end, close."""
+        self._is_closed = True
+        await self._is_idle.wait()
+        await self._channel.close()
 
     def _labelled(self, multi_callable: Callable[..., Any]) -> Any:
-        def call(*args: Any, metadata: Any = None, **kwargs: Any) -> Any:
+        def start(*args: Any, metadata: Any = None, **kwargs: Any) -> Any:
+            if self._is_closed:
+                # To whoever kept a stub for too long the peer has gone.
+                raise grpc.aio.AioRpcError(
+                    grpc.StatusCode.UNAVAILABLE,
+                    grpc.aio.Metadata(),
+                    grpc.aio.Metadata(),
+                    details="this channel was closed",
+                )
             complete = [*(metadata or ()), *outgoing_metadata(self._token)]
-            return multi_callable(*args, metadata=complete, **kwargs)
+            call = multi_callable(*args, metadata=complete, **kwargs)
+            self._num_calls += 1
+            self._is_idle.clear()
+            call.add_done_callback(self._call_ended)
+            return call
 
-        return call
+        return start
+
+    def _call_ended(self, _call: Any) -> None:
+        self._num_calls -= 1
+        if self._num_calls == 0:
+            self._is_idle.set()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """Make a callable for one message each way."""
@@ -59,6 +87,7 @@ class MetadataChannel(grpc.aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """Close the channel; running calls are cancelled after `grace` seconds."""
+        self._is_closed = True
         await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:

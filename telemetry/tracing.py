@@ -70,6 +70,7 @@ def shut_down(timeout_s: float = 5.0) -> None:
     """Send what is queued and stop; gives up after `timeout_s` if the collector is dead."""
     with _lock:
         processors = list(_exporting.values())
+        _exporting.clear()
     threads = [
         # Daemon: a collector that never answers must not hold the process back either.
         threading.Thread(target=processor.shutdown, name="tracing-shutdown", daemon=True)

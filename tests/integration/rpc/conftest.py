@@ -112,6 +112,12 @@ class Served:
         await self.server.stop(0)
 
 
+async def read_to_the_end(call):
+    """Read what there is left of a stream."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 @pytest.fixture
 async def serve():
     """Start a server; all are stopped when the test ends."""

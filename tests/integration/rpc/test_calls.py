@@ -19,7 +19,7 @@ from rpc.server import WorkerServer
 from rpc.status import from_rpc_error
 from telemetry import logs, tracing
 from telemetry.config import TelemetryConfig
-from tests.integration.rpc.conftest import TOKEN, Served
+from tests.integration.rpc.conftest import TOKEN, Served, read_to_the_end
 
 
 def raising(error):
@@ -202,15 +202,30 @@ async def test_the_server_listens_on_loopback_only(serve):
 
 async def test_a_pool_keeps_one_channel_per_address_until_it_is_forgotten(serve):
     served = await serve()
-    channel = served.channel
+    channel, stub = served.channel, served.decode_stub
     assert served.channel is channel
-    call = served.prefill_stub.Prefill(prefill_pb2.PrefillRequest())
-    await call.read()
+    running = served.prefill_stub.Prefill(prefill_pb2.PrefillRequest())
+    await running.read()
     await served.pool.forget(served.address)
     await served.pool.forget(served.address)
-    await asyncio.wait_for(served.prefill.closed.wait(), 2)
     assert served.channel is not channel
     await served.decode_stub.SetPeers(decode_pb2.SetPeersRequest())
+    for _ in range(3):
+        assert (await running.read()).tokens.token_ids == [7]
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await stub.SetPeers(decode_pb2.SetPeersRequest())
+    assert type(from_rpc_error(failure.value)) is errors.WorkerUnavailableError
+    running.cancel()
+    await asyncio.wait_for(served.prefill.closed.wait(), 2)
+
+
+async def test_closing_the_pool_also_ends_calls_on_forgotten_channels(serve):
+    served = await serve()
+    running = served.prefill_stub.Prefill(prefill_pb2.PrefillRequest())
+    await running.read()
+    await served.pool.forget(served.address)
+    await served.pool.close()
+    await asyncio.wait_for(served.prefill.closed.wait(), 2)
 
 
 async def test_stopping_lets_a_short_call_end_and_cancels_a_long_one(serve):
@@ -230,8 +245,7 @@ async def test_stopping_lets_a_short_call_end_and_cancels_a_long_one(serve):
     await asyncio.wait_for(stop, 5)
     assert served.prefill.closed.is_set()
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        while True:
-            await long.read()
+        await read_to_the_end(long)
     assert type(from_rpc_error(failure.value)) is errors.WorkerUnavailableError
 
 

@@ -12,7 +12,7 @@ from rpc import errors
 from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.status import from_rpc_error
-from tests.integration.rpc.conftest import TOKEN
+from tests.integration.rpc.conftest import TOKEN, read_to_the_end
 
 
 @pytest.fixture
@@ -40,8 +40,7 @@ async def test_a_killed_peer_ends_its_streams_and_refuses_new_calls_at_once(peer
     process.kill()
     started_at_s = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError) as running:
-        while True:
-            await stream.read()
+        await read_to_the_end(stream)
     with pytest.raises(grpc.aio.AioRpcError) as new:
         await decode_pb2_grpc.DecodeServiceStub(channel).SetPeers(decode_pb2.SetPeersRequest())
     assert time.monotonic() - started_at_s < 1.0

@@ -32,7 +32,7 @@ async def read_until_load(call):
 
 async def until(condition):
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
