@@ -142,6 +142,10 @@ class Router:
             block_size=hello.layout.block_size,
         )
 
+    def worker_states(self) -> list[WorkerState]:
+        """Return what is known of each worker process, live or lost; read only."""
+        return self._workers.all()
+
     @property
     def num_waiting(self) -> int:
         """Requests in the waiting queue."""

@@ -8,6 +8,7 @@ from relevo.v1 import state_pb2
 from router.dispatcher import Route
 from router.policy import ScoredChoice
 from router.worker_state import WorkerState
+from router.worker_view import DECODE, PREFILL
 from router.workers import LOST_SHOWN_S
 
 
@@ -28,6 +29,7 @@ def build_status(
         key=lambda each: (each.description.pool, each.key),
     )
     reasons = [reason for worker in shown for reason in _reasons(worker)]
+    reasons += _missing_links([worker for worker in shown if worker.state == "ready"])
     if readiness.is_ready:
         state = "degraded" if reasons else "ready"
     else:
@@ -86,7 +88,19 @@ def _reasons(worker: WorkerState) -> list[str]:
     return [
         f"link {link.peer_id} -> {name} is {link.state}" + (f": {link.reason}" * bool(link.reason))
         for link in links
-        if link.state in {"broken", "incompatible"}
+        if link.state != "ready"
+    ]
+
+
+def _missing_links(ready: list[WorkerState]) -> list[str]:
+    """Workers that could take part in a hand-over but have nobody to do it with."""
+    pools = {pool: [w for w in ready if w.description.pool == pool] for pool in (PREFILL, DECODE)}
+    if not pools[PREFILL] or not pools[DECODE]:
+        return []
+    views = [view for worker in pools[DECODE] if (view := worker.view()) is not None]
+    linked = {key for view in views for key in view.links} | {v.key for v in views if v.links}
+    return [
+        f"{worker.key.worker_id} has no ready link" for worker in ready if worker.key not in linked
     ]
 
 
