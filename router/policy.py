@@ -12,7 +12,7 @@ from router.worker_view import WorkerKey, WorkerView
 MAX_BATCHES_AHEAD = 2
 # Costs this close are equal: the estimate is no better.
 TIE_SHARE = 0.05
-TIE_S = 0.001
+TIE_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ class FakeDecodeWorker(FakeWorker):
                 generation=1,
                 backend="fake",
                 bandwidth_bytes_per_s=1e9,
-                latency_s=1e-4,
+                latency_s=5e-3,
             )
         self.touch()
 
