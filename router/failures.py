@@ -19,6 +19,8 @@ from rpc.status import from_rpc_error
 
 # Only a servicer sends these; without them the transport itself made the status.
 _DETAILS_KEY = "grpc-status-details-bin"
+# A call's deadline may pass this long before ours: clocks differ in their grain.
+TIMER_SLACK_S = 0.05
 _CONNECT_MESSAGE = "failed to connect"
 
 _CAUSES = {
@@ -60,7 +62,7 @@ def raise_if_final(failure: Failure, *, time_left_s: float) -> None:
     """Raise what no other worker could change."""
     if failure.cause == "invalid":
         raise InvalidRequest(failure.message)
-    if time_left_s <= 0:
+    if time_left_s <= (TIMER_SLACK_S if failure.cause == "deadline" else 0.0):
         raise RequestTimeout(f"the deadline passed: {failure.message}")
 
 

@@ -20,6 +20,7 @@ from router.timeline import Timeline
 from telemetry import logs, tracing
 
 STOPPED_RETRY_S = 1.0
+BACKSTOP_S = 0.1
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Generation:
         self._is_finish_taken = False
         self._error: BaseException | None = None
         self._is_over = False
+        self._is_stopped = False
         self._close_reason = "abort"
         self._wake = asyncio.Event()
 
@@ -85,16 +87,16 @@ class Generation:
             if self._finish_reason is None:
                 self._task.cancel()
             await asyncio.wait({self._task})
-        self._buffer.clear()
-        self._error = None
+        if not self._is_stopped:
+            self._buffer.clear()
+            self._error = None
         self._is_over = True
         self._wake.set()
 
     async def stop(self) -> None:
         """The router stops: the consumer gets an error."""
+        self._is_stopped = True
         await self.aclose()
-        if not self._is_finish_taken:
-            self._error = NoWorkers("the router stops", STOPPED_RETRY_S)
 
     def _take_batch(self) -> TokenBatch:
         token_ids, self._buffer = self._buffer, []
@@ -124,7 +126,8 @@ class Generation:
         finish_reason = "error"
         try:
             with logs.request_scope(self._timeline.request_id):
-                async with asyncio.timeout(max(self._run.time_left_s(), 0.0)):
+                # A backstop: queue and calls have the deadline itself, and know what it means.
+                async with asyncio.timeout(max(self._run.time_left_s(), 0.0) + BACKSTOP_S):
                     await self._run.serve(self._deliver)
         except asyncio.CancelledError:
             finish_reason = self._close_reason
@@ -145,6 +148,8 @@ class Generation:
             return
         self._is_over = True
         self._timeline.end(finish_reason)
+        if self._is_stopped and error is None:
+            error = NoWorkers("the router stops", STOPPED_RETRY_S)
         # A finish that was delivered stands, whatever closing the calls brought up.
         self._error = error if self._finish_reason is None else None
         self._wake.set()

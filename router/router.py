@@ -152,6 +152,11 @@ class Router:
         return self._dispatcher.num_waiting
 
     @property
+    def max_waiting(self) -> int:
+        """How many requests may wait before more are refused."""
+        return self._dispatcher.max_waiting()
+
+    @property
     def num_running(self) -> int:
         """Requests that have not ended."""
         return len(self._running)

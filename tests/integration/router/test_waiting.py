@@ -1,0 +1,107 @@
+"""Requests that find no choice: they wait, in order and bounded, up to their deadline."""
+
+import asyncio
+import time
+
+import pytest
+
+from router.errors import NoWorkers, QueueFull, RequestTimeout
+from tests.fake_workers import expected_tokens
+from tests.integration.router.conftest import PROMPT, FakeCluster, collect
+
+
+async def test_before_the_first_readiness_nobody_waits(cluster: FakeCluster) -> None:
+    router = await cluster.start_router(wait_ready=False)
+    assert router.status()["state"] == "starting"
+    with pytest.raises(NoWorkers) as caught:
+        await collect(cluster.generate())
+    assert caught.value.retry_after_s > 0
+    assert cluster.metric("relevo_admission_rejected_total", reason="no_workers") == 1
+
+
+async def test_after_it_a_request_waits_for_a_worker(cluster: FakeCluster) -> None:
+    prefill = await cluster.add_prefill()
+    await cluster.add_decode()
+    router = await cluster.start_router()
+    cluster.forget(prefill)
+    await prefill.stop()
+    await cluster.until(lambda: not router.is_ready())
+    assert router.status()["state"] == "unavailable"
+    waiting = asyncio.create_task(collect(generation := cluster.generate()))
+    await cluster.until(lambda: router.num_waiting == 1)
+    await asyncio.sleep(0.3)
+    await cluster.add_prefill("prefill-1")
+    assert await waiting == expected_tokens(PROMPT, 5)
+    report = generation.report
+    assert report.queue_s >= 0.3
+    assert report.queue_s + report.route_s + report.prefill_wait_s + report.prefill_s + (
+        report.wire_s
+    ) == pytest.approx(report.first_token_s, abs=1e-9)
+
+
+async def test_a_deadline_ends_the_wait(cluster: FakeCluster) -> None:
+    prefill = await cluster.add_prefill()
+    await cluster.add_decode()
+    router = await cluster.start_router()
+    cluster.forget(prefill)
+    await prefill.stop()
+    await cluster.until(lambda: not router.is_ready())
+    started_s = time.monotonic()
+    with pytest.raises(NoWorkers):
+        await collect(cluster.generate(timeout_s=0.3))
+    assert 0.25 < time.monotonic() - started_s < 1.5
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_a_deadline_ends_a_running_request(cluster: FakeCluster, leg: str) -> None:
+    prefill = await cluster.add_prefill(prefill_s=30.0 if leg == "prefill" else 0.0)
+    decode = await cluster.add_decode(step_s=30.0)
+    await cluster.start_router()
+    with pytest.raises(RequestTimeout):
+        await collect(cluster.generate(timeout_s=0.3))
+    await cluster.until(lambda: prefill.num_open == decode.num_open == 0)
+
+
+async def test_full_workers_make_requests_wait_and_then_refuse(cluster: FakeCluster) -> None:
+    await cluster.add_prefill()
+    decode = await cluster.add_decode(step_s=0.2, max_num_seqs=1)
+    router = await cluster.start_router(max_waiting_requests=2)
+
+    def report_load() -> None:
+        decode.load.num_running = min(decode.num_open, 1)
+        decode.load.num_waiting = max(decode.num_open - 1, 0)
+        decode.touch()
+
+    tasks = []
+    for number in range(4):
+        tasks.append(asyncio.create_task(collect(cluster.generate(max_tokens=3))))
+        await cluster.until(lambda n=number: decode.num_open + router.num_waiting == n + 1)
+        report_load()
+        await asyncio.sleep(0.05)
+    assert (decode.num_open, router.num_waiting) == (2, 2)
+    with pytest.raises(QueueFull) as caught:
+        await collect(cluster.generate())
+    assert caught.value.retry_after_s >= 1
+    while not all(task.done() for task in tasks):
+        report_load()
+        await asyncio.sleep(0.02)
+    assert [task.result() for task in tasks] == [expected_tokens(PROMPT, 3)] * 4
+
+
+async def test_the_default_bound_follows_the_workers(cluster: FakeCluster) -> None:
+    await cluster.add_prefill(max_num_seqs=3)
+    await cluster.add_decode(max_num_seqs=5)
+    router = await cluster.start_router()
+    assert router.max_waiting == 32
+
+
+async def test_stopping_the_router_ends_what_waits_and_what_runs(cluster: FakeCluster) -> None:
+    await cluster.add_prefill()
+    decode = await cluster.add_decode(step_s=30.0)
+    router = await cluster.start_router()
+    running = asyncio.create_task(collect(cluster.generate()))
+    await cluster.until(lambda: decode.num_open == 1)
+    await router.stop()
+    with pytest.raises(NoWorkers):
+        await running
+    await cluster.until(lambda: decode.num_open == 0)
