@@ -39,4 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    logging.shutdown()
+    # Everything was stopped; a thread that a driver still holds must not keep the process.
+    os._exit(status)

@@ -98,6 +98,10 @@ class PrefillWorker:
         """RuntimeError when the engine gave up or shows no life."""
         check_pulse(self._engine_loop.heartbeat(), self._engine_loop.failure)
 
+    async def check_integrity(self) -> None:
+        """AssertionError when the engine's books of blocks and requests do not agree."""
+        await self._engine_loop.call(lambda engine: engine.check_integrity())
+
     async def drain(self, drain_s: float) -> None:
         """Take no more requests, wait for streams and leases; what is left at the end migrates."""
         await self._server.set_serving(is_serving=False)

@@ -36,6 +36,20 @@ KV_TRANSFER = {
 }
 
 
+def worker_settings(
+    model_path: Path, token_file: Path, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Plain configuration of a small worker; `overrides` may hold engine and kv_transfer parts."""
+    engine, kv_transfer = overrides.get("engine", {}), overrides.get("kv_transfer", {})
+    return {
+        "token_file": str(token_file),
+        "drain_s": 6.0,
+        **overrides,
+        "engine": {"model_path": str(model_path), "model_id": "tiny", **ENGINE, **engine},
+        "kv_transfer": {**KV_TRANSFER, **kv_transfer},
+    }
+
+
 @dataclass(slots=True)
 class WorkerProcess:
     """One worker we started."""
@@ -89,19 +103,12 @@ class ClusterProcesses:
         """Start one worker without waiting for it."""
         if not self.token_file.exists():
             create_token(self.token_file)
-        settings = {
-            "engine": {
-                "model_path": str(self.model_path),
-                "model_id": "tiny",
-                **ENGINE,
-                **self.engine,
-                **(engine or {}),
-            },
-            "kv_transfer": {**KV_TRANSFER, **self.kv_transfer, **(kv_transfer or {})},
-            "token_file": str(self.token_file),
-            "drain_s": 6.0,
+        layered = {
+            "engine": {**self.engine, **(engine or {})},
+            "kv_transfer": {**self.kv_transfer, **(kv_transfer or {})},
             **(config or {}),
         }
+        settings = worker_settings(self.model_path, self.token_file, layered)
         number = len(self.workers)
         config_path = self.folder / f"{pool}-{rank}-{number}.json"
         config_path.write_text(json.dumps(settings))

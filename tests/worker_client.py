@@ -293,7 +293,7 @@ def make_request(
 async def read_prefill(call) -> PrefillResult:
     """Read a Prefill stream to its end."""
     result = PrefillResult()
-    async for response in call:
+    while (response := await call.read()) is not grpc.aio.EOF:
         if response.HasField("progress"):
             result.progress.append(response.progress)
         else:
@@ -304,7 +304,7 @@ async def read_prefill(call) -> PrefillResult:
 async def read_decode(call) -> DecodeResult:
     """Read a Decode stream to its end."""
     result = DecodeResult()
-    async for response in call:
+    while (response := await call.read()) is not grpc.aio.EOF:
         result.take(response)
     return result
 
