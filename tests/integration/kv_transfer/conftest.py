@@ -1,0 +1,189 @@
+"""Prefill processes over real Gloo, and the decode side in the test's own process."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.control import PeerInfo, WorkerRef
+from kv_transfer.link_dialer import LinkDialer
+from kv_transfer.peer_link import LinkIdentity
+from kv_transfer.receiver import KVReceiver, ReceiveOrder
+from tests.integration.kv_transfer.wire import TcpLinkControl, TcpTransferControl
+from tests.unit.kv_transfer.fakes import (
+    CPU,
+    DECODE,
+    Reservation,
+    eventually,
+    make_layout,
+    make_pool,
+    tokens_of,
+)
+
+ROOT = Path(__file__).parents[3]
+CONFIG = {"transfer_timeout_s": 2.0, "lease_s": 1.0, "digest_sample": 1.0}
+NUM_BLOCKS = 128
+
+
+@dataclass
+class Prefill:
+    """Handle of one prefill process."""
+
+    worker_id: str
+    layout: dict
+    seed: int
+    process: asyncio.subprocess.Process | None = None
+    port: int = 0
+    incarnation: int = 0
+    pool: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = make_pool(make_layout(**self.layout), NUM_BLOCKS, seed=self.seed)
+
+    async def start(self, env: dict[str, str] | None = None) -> None:
+        options = {
+            "worker_id": self.worker_id,
+            "config": CONFIG,
+            "layout": self.layout,
+            "num_blocks": NUM_BLOCKS,
+            "seed": self.seed,
+        }
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.integration.kv_transfer.prefill_process",
+            json.dumps(options),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        )
+        hello = json.loads(await self.process.stdout.readline())
+        self.port, self.incarnation = hello["port"], hello["incarnation"]
+
+    @property
+    def peer(self) -> PeerInfo:
+        worker = WorkerRef(self.worker_id, self.incarnation)
+        return PeerInfo(worker=worker, address=f"127.0.0.1:{self.port}")
+
+    @property
+    def control(self) -> TcpTransferControl:
+        return TcpTransferControl(self.port)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    async def report(self) -> dict:
+        return await self.control.call("report")
+
+    async def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        self.process._transport.close()
+
+
+class Decode:
+    """The decode side, and the prefill processes it is linked to."""
+
+    def __init__(self, block_size: int) -> None:
+        self.layout = make_layout(block_size)
+        self.pool = make_pool(self.layout, NUM_BLOCKS)
+        self.config = KVTransferConfig(**CONFIG)
+        self.prefills: dict[str, Prefill] = {}
+        identity = LinkIdentity(worker=DECODE, layout=self.layout, device=CPU)
+        self.dialer = LinkDialer(
+            identity,
+            config=self.config,
+            connect=lambda peer: TcpLinkControl(int(peer.address.rsplit(":", 1)[1])),
+        )
+        self.receiver = KVReceiver(self.pool, layout=self.layout, worker=DECODE, config=self.config)
+        self.num_transfers = 0
+        self.free_blocks = list(range(NUM_BLOCKS))
+
+    async def start(self, *block_sizes: int, env: dict[str, str] | None = None) -> None:
+        for number, block_size in enumerate(block_sizes):
+            prefill = Prefill(f"prefill-{number}", {"block_size": block_size}, seed=number)
+            self.prefills[prefill.worker_id] = prefill
+        await asyncio.gather(*(prefill.start(env) for prefill in self.prefills.values()))
+        await self.link_up()
+
+    async def link_up(self, timeout_s: float = 20.0) -> None:
+        self.announce()
+        await eventually(self.all_linked, timeout_s)
+
+    def announce(self) -> None:
+        self.dialer.set_peers("ingress", [prefill.peer for prefill in self.prefills.values()])
+
+    def all_linked(self) -> bool:
+        return all(
+            self.dialer.link_for(prefill.worker_id, prefill.incarnation)
+            for prefill in self.prefills.values()
+        )
+
+    async def hand_over(
+        self,
+        worker_id: str = "prefill-0",
+        *,
+        num_tokens: int = 40,
+        chunk: int = 16,
+        delay_s: float = 0.0,
+        num_cached: int = 0,
+    ) -> None:
+        """Move one request and compare every token."""
+        self.num_transfers += 1
+        transfer_id = self.num_transfers
+        prefill = self.prefills[worker_id]
+        rng = random.Random(transfer_id)
+        source = rng.sample(range(NUM_BLOCKS), -(-num_tokens // prefill.pool.shape[3]))
+        rng.shuffle(self.free_blocks)
+        num_blocks = self.layout.num_blocks(num_tokens + 1)
+        target, self.free_blocks = self.free_blocks[:num_blocks], self.free_blocks[num_blocks:]
+        link = self.dialer.link_for(worker_id)
+        assert link is not None, "no link"
+        await prefill.control.call(
+            "prefill",
+            {
+                "transfer_id": transfer_id,
+                "decode_worker": DECODE,
+                "block_ids": source,
+                "num_tokens": num_tokens,
+                "chunk": chunk,
+                "delay_s": delay_s,
+            },
+        )
+
+        async def reserve() -> Reservation:
+            return Reservation(target, num_cached)
+
+        order = ReceiveOrder(transfer_id=transfer_id, epoch=1, link=link, num_tokens=num_tokens)
+        try:
+            received = await self.receiver.receive(order, prefill.control, reserve)
+        finally:
+            # at once: nothing may touch them any more, and the next transfer may own them
+            self.free_blocks += target
+        assert received.commit.choices[0].token_id == transfer_id
+        sent = tokens_of(prefill.pool, source, num_tokens)[num_cached:]
+        assert torch.equal(sent, tokens_of(self.pool, target, num_tokens)[num_cached:])
+
+    async def close(self) -> None:
+        await self.dialer.close()
+        await self.receiver.close()
+        for prefill in self.prefills.values():
+            await prefill.stop()
+
+
+@pytest.fixture
+async def decode():
+    decode = Decode(block_size=8)
+    yield decode
+    await decode.close()

@@ -1,0 +1,191 @@
+"""Hand-overs between processes over real Gloo links."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from kv_transfer.control import FailureReason, TransferFailedError
+from kv_transfer.link_status import LinkState
+from tests.integration.kv_transfer.conftest import CONFIG, Decode
+from tests.unit.kv_transfer.fakes import eventually
+
+
+async def given_back(decode: Decode, worker_id: str, count: int) -> None:
+    for _ in range(200):
+        if len((await decode.prefills[worker_id].report())["given_back"]) >= count:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("blocks were not given back")
+
+
+async def test_equal_and_unequal_blocks_whole_and_partial(decode: Decode) -> None:
+    await decode.start(8, 4, 12)
+    for worker_id in decode.prefills:
+        for num_tokens in (1, 8, 61):
+            await decode.hand_over(worker_id, num_tokens=num_tokens)
+        await decode.hand_over(worker_id, num_tokens=61, num_cached=24)
+        await decode.hand_over(worker_id, num_tokens=100, chunk=7, delay_s=0.01)
+    # three links at once, several transfers on each
+    await asyncio.gather(
+        *(decode.hand_over(w, delay_s=0.005, num_tokens=90) for w in decode.prefills for _ in "123")
+    )
+    for worker_id, prefill in decode.prefills.items():
+        await given_back(decode, worker_id, 8)
+        report = await prefill.report()
+        assert report["num_open"] == 0
+        assert report["leases_expired"] == 0
+        assert set(report["listeners"]) == {"127.0.0.1"}
+    ours = psutil.Process().net_connections("inet")
+    assert {c.laddr.ip for c in ours if c.status == "LISTEN"} <= {"127.0.0.1"}
+    assert {link.state for link in decode.dialer.statuses()} == {LinkState.READY}
+    assert all(link.bandwidth_bytes_per_s > 0 for link in decode.dialer.statuses())
+
+
+async def test_killed_peer_costs_its_link_only(decode: Decode) -> None:
+    await decode.start(8, 8)
+    dying = asyncio.create_task(decode.hand_over("prefill-0", num_tokens=200, delay_s=0.05))
+    await asyncio.sleep(0.2)
+    decode.prefills["prefill-0"].signal(signal.SIGKILL)
+    with pytest.raises(TransferFailedError) as failure:
+        async with asyncio.timeout(5):
+            await dying
+    assert failure.value.reason in (FailureReason.LINK_BROKEN, FailureReason.CONTROL_LOST)
+    survivor = decode.dialer.link_for("prefill-1")
+    await decode.hand_over("prefill-1")
+    # its place is taken by another process, and linked again
+    await decode.prefills["prefill-0"].stop()
+    await decode.prefills["prefill-0"].start()
+    await decode.link_up()
+    await decode.hand_over("prefill-0")
+    assert decode.dialer.link_for("prefill-1") is survivor
+
+
+async def test_frozen_peer_costs_its_link_only_and_comes_back(decode: Decode) -> None:
+    await decode.start(8, 8)
+    frozen = asyncio.create_task(decode.hand_over("prefill-0", num_tokens=200, delay_s=0.05))
+    await asyncio.sleep(0.2)
+    decode.prefills["prefill-0"].signal(signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        await decode.hand_over("prefill-1")
+        # a range that was offered is asked for, and times out; nothing else does
+        fetched = decode.dialer.link_for("prefill-0")
+        await asyncio.wait({frozen, fetched.live.ended}, timeout=CONFIG["transfer_timeout_s"] + 1)
+        waited_s = time.monotonic() - started
+        if frozen.done():
+            assert isinstance(frozen.exception(), TransferFailedError)
+            assert waited_s < CONFIG["transfer_timeout_s"] + 1
+        else:
+            # nothing was under way when it froze; the worker above notices and cancels
+            frozen.cancel()
+        await decode.hand_over("prefill-1")
+    finally:
+        decode.prefills["prefill-0"].signal(signal.SIGCONT)
+    await asyncio.gather(frozen, return_exceptions=True)
+    await decode.link_up()
+    await decode.hand_over("prefill-0")
+
+
+async def test_frozen_between_grant_and_data_times_out(decode: Decode) -> None:
+    """The peer stops itself at its send, so the receive is posted and waits."""
+    plan = '[{"point": "kv_send", "action": "freeze"}]'
+    os.environ.pop("RELEVO_FAULT_DIR", None)
+    await decode.start(8, env={"RELEVO_TESTING": "1", "RELEVO_FAULT_PLAN": plan})
+    started = time.monotonic()
+    with pytest.raises(TransferFailedError) as failure:
+        await decode.hand_over(num_tokens=64)
+    waited_s = time.monotonic() - started
+    assert failure.value.reason is FailureReason.TIMEOUT
+    assert waited_s < CONFIG["transfer_timeout_s"] + 1
+    await eventually(lambda: decode.dialer.statuses()[0].state is not LinkState.READY)
+    decode.prefills["prefill-0"].signal(signal.SIGCONT)
+    await decode.link_up()
+    assert decode.dialer.statuses()[0].generation >= 2
+    await decode.hand_over()
+
+
+@pytest.mark.parametrize("action", ["corrupt", "drop", "raise", "delay", "kill"])
+async def test_faults_at_the_send(decode: Decode, action: str) -> None:
+    plan = f'[{{"point": "kv_send", "action": "{action}", "delay_s": 0.3}}]'
+    await decode.start(8, env={"RELEVO_TESTING": "1", "RELEVO_FAULT_PLAN": plan})
+    expected = {
+        "corrupt": {FailureReason.DIGEST_MISMATCH},
+        "drop": {FailureReason.TIMEOUT, FailureReason.LINK_BROKEN},
+        "raise": {FailureReason.LINK_BROKEN},
+        "kill": {FailureReason.LINK_BROKEN, FailureReason.CONTROL_LOST},
+    }
+    if action == "delay":
+        await decode.hand_over()
+        return
+    with pytest.raises(TransferFailedError) as failure:
+        async with asyncio.timeout(CONFIG["transfer_timeout_s"] + 2):
+            await decode.hand_over()
+    assert failure.value.reason in expected[action]
+    if action == "kill":
+        return
+    await decode.link_up()
+    await decode.hand_over()
+    await given_back(decode, "prefill-0", 2)
+
+
+async def test_cancel_while_granted_keeps_the_link(decode: Decode) -> None:
+    plan = '[{"point": "kv_send", "action": "delay", "delay_s": 0.4}]'
+    await decode.start(8, env={"RELEVO_TESTING": "1", "RELEVO_FAULT_PLAN": plan})
+    link = decode.dialer.link_for("prefill-0")
+    moving = asyncio.create_task(decode.hand_over(num_tokens=64))
+    await eventually(lambda: link.queued_bytes)
+    await asyncio.sleep(0.1)
+    moving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(0.2):
+            await moving
+    before = decode.pool.clone()
+    await given_back(decode, "prefill-0", 1)
+    await eventually(lambda: link.is_idle)
+    assert bool((before == decode.pool).all())
+    await decode.hand_over(num_tokens=64)
+    assert decode.dialer.link_for("prefill-0") is link
+
+
+async def test_rebuilds_leave_nothing_behind(decode: Decode) -> None:
+    await decode.start(8)
+    me = psutil.Process()
+    seen = []
+    for round_ in range(12):
+        await decode.hand_over()
+        report = await decode.prefills["prefill-0"].report()
+        kv_threads = sum(t.name.startswith("kv-") for t in threading.enumerate())
+        if round_ >= 3:
+            seen.append((kv_threads, me.num_fds(), report["threads"], report["fds"]))
+        decode.dialer.link_for("prefill-0").live.fail("test")
+        await decode.link_up()
+    ours, fds, their_threads, their_fds = zip(*seen, strict=True)
+    assert max(ours) == 1
+    assert max(fds) - min(fds) <= 4
+    assert max(their_threads) - min(their_threads) <= 2
+    assert max(their_fds) - min(their_fds) <= 4
+    assert decode.dialer.statuses()[0].generation == 13
+
+
+async def test_decode_worker_gone_lets_the_lease_run_out(decode: Decode) -> None:
+    await decode.start(8)
+    prefill = decode.prefills["prefill-0"]
+    request = {
+        "transfer_id": 77,
+        "decode_worker": decode.dialer.link_for("prefill-0")._worker,
+        "block_ids": [1, 2, 3],
+        "num_tokens": 20,
+        "chunk": 20,
+        "delay_s": 0.0,
+    }
+    await prefill.control.call("prefill", request)
+    await decode.dialer.close()
+    await given_back(decode, "prefill-0", 1)
+    report = await prefill.report()
+    assert report["leases_expired"] == 1
+    assert report["num_links"] == 0
