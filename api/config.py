@@ -1,7 +1,6 @@
 """What an ingress and its model are told at start."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +43,6 @@ class ModelConfig:
     created: int = 0  # seconds since the epoch, shown in /v1/models
 
     def __post_init__(self) -> None:
-        """Refuse a model that cannot be named or found."""
+        """Refuse a model that cannot be named."""
         if not self.model_id:
             raise ValueError(f"Got {self.model_id = } but expected a name")
-        if not Path(self.path).is_dir():
-            raise ValueError(f"Got {self.path = } but expected a directory")

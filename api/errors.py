@@ -158,24 +158,28 @@ def show(value: object) -> str:
     return "a list" if isinstance(value, list) else "an object"
 
 
-def to_api_error(error: BaseException) -> ApiError:
+# First match counts. None: the error's own message, which was written for clients.
+_VERDICTS: tuple[tuple[type[Exception], Verdict, str | None], ...] = (
+    (router_errors.NeverFits, Verdict.CONTEXT_LENGTH, None),
+    (router_errors.InvalidRequest, Verdict.INVALID, None),
+    (router_errors.QueueFull, Verdict.QUEUE_FULL, "The server is at capacity; try again later"),
+    (
+        router_errors.NoWorkers,
+        Verdict.UNAVAILABLE,
+        "No workers can take the request now; try again later",
+    ),
+    (router_errors.RequestTimeout, Verdict.TIMEOUT, "The request missed its deadline"),
+    (TimeoutError, Verdict.TIMEOUT, "The request missed its deadline"),
+    (Exception, Verdict.FAILED, "The server failed to serve the request"),
+)
+
+
+def to_api_error(error: Exception) -> ApiError:
     """Give the verdict on any exception; our own faults say nothing of their inside."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, router_errors.NeverFits):
-        return ApiError(Verdict.CONTEXT_LENGTH, str(error))
-    if isinstance(error, router_errors.QueueFull):
-        return ApiError(
-            Verdict.QUEUE_FULL,
-            "The server is at capacity; try again later",
-            retry_after_s=error.retry_after_s,
-        )
-    if isinstance(error, router_errors.NoWorkers):
-        return ApiError(
-            Verdict.UNAVAILABLE,
-            "No workers can take the request now; try again later",
-            retry_after_s=error.retry_after_s,
-        )
-    if isinstance(error, router_errors.RequestTimeout | TimeoutError):
-        return ApiError(Verdict.TIMEOUT, "The request did not finish before its deadline")
-    return ApiError(Verdict.FAILED, "The server failed to serve the request")
+    for kind, verdict, message in _VERDICTS:
+        if isinstance(error, kind):
+            retry_after_s = getattr(error, "retry_after_s", None)
+            return ApiError(verdict, message or str(error), retry_after_s=retry_after_s)
+    raise AssertionError("every exception has a row")

@@ -97,7 +97,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         *,
         is_stream: bool,
     ) -> None:
-        arrived_at = self._serving.now()
+        arrived_at, timeout_s = self._serving.now(), context.time_remaining()
         label = request_label.get()
         model = self._serving.model_config.model_id
         with tracing.span(attributes.SPAN_GRPC_REQUEST, kind=SpanKind.SERVER) as span:
@@ -108,7 +108,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 request,
                 request_label=label,
                 arrived_at=arrived_at,
-                timeout_s=context.time_remaining(),
+                timeout_s=timeout_s,
             )
             try:
                 async for delta in stream:

@@ -77,7 +77,7 @@ def read_label(values: list[str]) -> str:
     return uuid.uuid4().hex
 
 
-def error_response(error: BaseException, request_id: str) -> Response:
+def error_response(error: Exception, request_id: str) -> Response:
     """Return OpenAI's error body with the status of the verdict."""
     verdict = to_api_error(error)
     if verdict.verdict is Verdict.FAILED:

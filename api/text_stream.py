@@ -51,9 +51,7 @@ class TextStream:
         self._stops = StopStrings(request.stop)
         self._on_close = on_close
         self._is_finished = False
-        self._is_aborted = False
-        self._reader: asyncio.Task[object] | None = None
-        self._closing: asyncio.Task[None] | None = None
+        self._aborting: asyncio.Task[None] | None = None
 
     @property
     def report(self) -> RequestReport:
@@ -75,40 +73,32 @@ class TextStream:
             raise
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
-            await self.aclose()
+            await self._close(delta.finish_reason)
         return delta
 
     async def aclose(self) -> None:
         """End it wherever it runs; what it held is free when this returns. Idempotent."""
+        await self._close(None)
+
+    def abort(self) -> None:
+        """End it from another task, at once, even when a slow client keeps its reader waiting."""
+        if self._aborting is None and not self._is_finished:
+            self._aborting = asyncio.get_running_loop().create_task(self._generation.aclose())
+
+    async def _close(self, reason: FinishReason | None) -> None:
         self._is_finished = True
         try:
-            await self._generation.aclose()
+            await self._generation.aclose(reason)
         finally:
             self._on_close()
 
-    def abort(self) -> None:
-        """End it from another task; its reader gets an error."""
-        self._is_aborted = True
-        if self._reader is not None:
-            self._reader.cancel()
-        elif self._closing is None:
-            # Nobody reads just now (a slow client); its workers must not wait for that.
-            self._closing = asyncio.get_running_loop().create_task(self._generation.aclose())
-
     async def _next_batch(self) -> TokenBatch:
-        if self._is_aborted:
-            raise _aborted()
-        self._reader = asyncio.current_task()
         try:
             return await anext(self._generation)
-        except asyncio.CancelledError:
-            if self._is_aborted and self._reader is not None and self._reader.uncancel() == 0:
-                raise _aborted() from None
-            raise
         except StopAsyncIteration:
+            if self._aborting is not None:
+                raise ApiError(Verdict.CANCELLED, "The request was aborted") from None
             raise ApiError(Verdict.FAILED, "The generation ended without a finish reason") from None
-        finally:
-            self._reader = None
 
     def _take(self, batch: TokenBatch) -> TextDelta:
         texts: list[str] = []
@@ -132,7 +122,3 @@ class TextStream:
     def _filter(self, text: str) -> str:
         """Let the text of the first min_tokens tokens pass; look for stop strings in the rest."""
         return text if self.num_tokens <= self._min_tokens else self._stops.push(text)
-
-
-def _aborted() -> ApiError:
-    return ApiError(Verdict.CANCELLED, "The request was aborted")

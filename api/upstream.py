@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from router.report import RequestReport
-from router.request import LoadReport, ModelInfo, RoutedRequest, TokenBatch
+from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, TokenBatch
 
 
 class UpstreamGeneration(Protocol):
@@ -23,8 +23,11 @@ class UpstreamGeneration(Protocol):
         """Return the tokens of the next step; a router error ends it."""
         ...
 
-    async def aclose(self) -> None:
-        """Cancel it everywhere; harmless when it has ended."""
+    async def aclose(self, finish_reason: FinishReason | None = None) -> None:
+        """Cancel it everywhere, from any task; a reader sees its end. Harmless when it has ended.
+
+        A reason means that the reader had all it wanted.
+        """
         ...
 
 

@@ -13,11 +13,12 @@ Step = TokenBatch | Exception
 
 
 class FakeGeneration:
-    """Plays a script: batches are yielded, exceptions raised; then it hangs, or ends."""
+    """Plays a script of batches and exceptions; after the last it hangs until closed."""
 
     def __init__(self, request: RoutedRequest, script: Sequence[Step], *, step_s: float) -> None:
         self.request = request
         self.is_closed = False
+        self.close_reason: FinishReason | None = None
         self.closed = asyncio.Event()
         self._script = list(script)
         self._step_s = step_s
@@ -52,14 +53,17 @@ class FakeGeneration:
             raise StopAsyncIteration
         await asyncio.sleep(self._step_s)
         if not self._script:
-            await asyncio.Event().wait()
+            await self.closed.wait()
+            raise StopAsyncIteration
         step = self._script.pop(0)
         if isinstance(step, Exception):
             raise step
         self._num_tokens += len(step.token_ids)
         return dataclasses.replace(step)
 
-    async def aclose(self) -> None:
+    async def aclose(self, finish_reason: FinishReason | None = None) -> None:
+        if not self.is_closed:
+            self.close_reason = finish_reason
         self.is_closed = True
         self.closed.set()
 

@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 )
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. Příliš žluťoučký kůň úpěl ďábelské ódy.",
-    "A prefill worker hands its cache over to a decode worker. 你好，世界 🦊🚀",
+    "A prefill worker hands its cache over to a decode worker. 你好世界 🦊🚀",
 ]
 
 

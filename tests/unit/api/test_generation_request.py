@@ -1,0 +1,166 @@
+"""The table of verdicts on parameters: the one that HTTP and gRPC share."""
+
+import math
+
+import pytest
+
+from api.errors import ApiError, Verdict
+from api.generation_request import Limits, read_model, validate
+
+LIMITS = Limits(max_model_len=64, vocab_size=320)
+PROMPT = list(range(8))
+MAX_INT64 = 2**63 - 1
+
+
+def verdict(values: dict[str, object]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        validate(values, token_ids=PROMPT, limits=LIMITS)
+    return caught.value
+
+
+REFUSED: list[tuple[str, object]] = [
+    *(("temperature", value) for value in (-0.1, 2.1, math.nan, math.inf, "1", True, [], {})),
+    *(("top_p", value) for value in (0, -1, 1.1, math.nan, "1", True)),
+    *(("min_p", value) for value in (-0.1, 1.1, math.nan, "0")),
+    *(("top_k", value) for value in (-2, 1.5, "1", True, 2**31)),
+    *(("seed", value) for value in (2**63, -(2**63) - 1, 1.5, "7", True, 1e300)),
+    *(("max_tokens", value) for value in (0, -1, "5", 1.5, True, 2**64, 2.0**64)),
+    *(("max_completion_tokens", value) for value in (0, -1, "5", True)),
+    *(("min_tokens", value) for value in (-1, "1", True, 57, 100)),
+    *(("stop", value) for value in ("", [""], ["", "x"], [], ["a"] * 5, [1], 5, {}, "x" * 257)),
+    *(
+        ("stop_token_ids", value)
+        for value in ([320], [-1], [1.0], [True], ["1"], 5, "1", [1] * 129)
+    ),
+    *(("ignore_eos", value) for value in (1, "true", [])),
+    *(("cache_salt", value) for value in ("", "a\0b", "x" * 129, 5, True)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED, ids=repr)
+def test_a_bad_value_is_a_400_that_names_the_field(name: str, value: object) -> None:
+    error = verdict({name: value})
+    assert error.face.http_status == 400
+    assert error.param == name
+    assert name in error.message
+    assert len(error.message) <= 512
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0),
+        ("temperature", 2),
+        ("top_p", 1),
+        ("top_p", 1e-9),
+        ("top_k", -1),
+        ("top_k", 0),
+        ("seed", MAX_INT64),
+        ("seed", -(2**63)),
+        ("seed", -1),
+        ("max_tokens", 56),
+        ("min_tokens", 56),
+        ("stop", "\0"),
+        ("stop", ["a", "b", "c", "d"]),
+        ("stop_token_ids", [0, 319]),
+        ("stop_token_ids", []),
+        ("cache_salt", "🦊"),
+    ],
+    ids=repr,
+)
+def test_a_value_at_the_border_is_taken(name: str, value: object) -> None:
+    validate({name: value}, token_ids=PROMPT, limits=LIMITS)
+
+
+def test_null_is_the_same_as_absent() -> None:
+    names = {name for name, _ in REFUSED}
+    for values in [*({name: None} for name in names), dict.fromkeys(names)]:
+        request = validate({**values, "seed": 1}, token_ids=PROMPT, limits=LIMITS)
+        assert request == validate({"seed": 1}, token_ids=PROMPT, limits=LIMITS)
+
+
+def test_defaults() -> None:
+    request = validate({}, token_ids=PROMPT, limits=LIMITS)
+    assert (request.temperature, request.top_p, request.top_k, request.min_p) == (1.0, 1.0, 0, 0.0)
+    assert request.max_tokens == 56
+    assert 0 <= request.seed <= MAX_INT64
+
+
+def test_top_k_minus_one_means_off() -> None:
+    assert validate({"top_k": -1}, token_ids=PROMPT, limits=LIMITS).top_k == 0
+
+
+def test_each_request_without_a_seed_gets_its_own() -> None:
+    seeds = {validate({}, token_ids=PROMPT, limits=LIMITS).seed for _ in range(4)}
+    assert len(seeds) == 4
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-40, 1e-6])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    request = validate({"temperature": temperature}, token_ids=PROMPT, limits=LIMITS)
+    assert request.temperature == 0.0
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_too_long_a_request_is_told_the_true_numbers(name: str) -> None:
+    error = verdict({name: 60})
+    assert error.verdict is Verdict.CONTEXT_LENGTH
+    assert error.param == name
+    for number in ("64", "68", "8", "60"):
+        assert number in error.message
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_its_length() -> None:
+    with pytest.raises(ApiError) as caught:
+        validate({}, token_ids=[1] * 64, limits=LIMITS)
+    assert "the prompt has 64" in caught.value.message
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ApiError, match="empty"):
+        validate({}, token_ids=[], limits=LIMITS)
+
+
+def test_a_default_never_exceeds_the_context() -> None:
+    request = validate({}, token_ids=[1] * 60, limits=LIMITS, default_max_tokens=16)
+    assert request.max_tokens == 4
+
+
+def test_both_names_of_max_tokens_must_agree() -> None:
+    assert verdict({"max_tokens": 3, "max_completion_tokens": 4}).face.http_status == 400
+    both = {"max_tokens": 3, "max_completion_tokens": 3}
+    assert validate(both, token_ids=PROMPT, limits=LIMITS).max_tokens == 3
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    assert verdict({"min_tokens": 11, "max_tokens": 10}).param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("model", "status"),
+    [("nope", 404), ("tiny\n", 404), ("x" * 100_000, 404), ("", 400), (None, 400), (5, 400)],
+)
+def test_a_wrong_model_is_404_and_a_missing_one_400(model: object, status: int) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_model({"model": model}, served_model="tiny")
+    assert caught.value.face.http_status == status
+    assert len(caught.value.message) < 256
+
+
+def test_sampling_params_carry_every_number() -> None:
+    values: dict[str, object] = {
+        "temperature": 0.5,
+        "top_k": 5,
+        "top_p": 0.5,
+        "min_p": 0.25,
+        "seed": -3,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+    }
+    params = validate(values, token_ids=PROMPT, limits=LIMITS).to_sampling_params()
+    assert {name: getattr(params, name) for name in values if name != "stop_token_ids"} == {
+        name: value for name, value in values.items() if name != "stop_token_ids"
+    }
+    assert list(params.stop_token_ids) == [7]

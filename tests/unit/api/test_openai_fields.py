@@ -1,0 +1,107 @@
+"""Known, unserved, harmless and unknown fields of the OpenAI APIs."""
+
+import pytest
+
+from api.errors import ApiError, Verdict
+from api.openai_fields import (
+    CHAT_FIELDS,
+    HARMLESS_FIELDS,
+    UNSERVED_FIELDS,
+    check_fields,
+    read_stream,
+    warnings_header,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("n", 2147483647),
+        ("n", True),
+        ("best_of", 1_000_000),
+        ("logprobs", True),
+        ("logprobs", 1),
+        ("logprobs", 0),
+        ("top_logprobs", 2),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema"}),
+        ("echo", True),
+        ("suffix", "x"),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {"999999": 5}),
+        ("chat_template", "{{ x }}"),
+        ("chat_template_kwargs", {"tokenize": True}),
+        ("kv_transfer_params", {"host": "127.0.0.1"}),
+        ("modalities", ["text", "audio"]),
+    ],
+    ids=repr,
+)
+def test_what_is_not_served_is_a_400_that_names_it(name: str, value: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_fields({name: value}, CHAT_FIELDS, is_strict=False)
+    assert caught.value.verdict is Verdict.UNSUPPORTED
+    assert caught.value.param == name
+
+
+def test_values_that_ask_for_nothing_are_taken() -> None:
+    body = {name: neutral[0] for name, neutral in UNSERVED_FIELDS.items() if neutral}
+    assert check_fields(body, CHAT_FIELDS, is_strict=True) == []
+
+
+def test_null_is_taken_everywhere() -> None:
+    body = dict.fromkeys([*UNSERVED_FIELDS, *HARMLESS_FIELDS, *CHAT_FIELDS, "unheard_of"])
+    assert check_fields(body, CHAT_FIELDS, is_strict=True) == []
+
+
+def test_unknown_fields_are_named_or_refused() -> None:
+    body = {"bootstrap_host": "10.0.0.1", "user": "me"}
+    assert check_fields(body, CHAT_FIELDS, is_strict=False) == ["bootstrap_host"]
+    with pytest.raises(ApiError) as caught:
+        check_fields(body, CHAT_FIELDS, is_strict=True)
+    assert caught.value.param == "bootstrap_host"
+
+
+def test_the_warnings_header_is_short_and_printable() -> None:
+    header = warnings_header([f"ž\r\n{number}" + "x" * 500 for number in range(10_000)])
+    assert header.isascii()
+    assert header.isprintable()
+    assert len(header) < 1024
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, (False, False)),
+        ({"stream": None, "stream_options": None}, (False, False)),
+        ({"stream": True}, (True, False)),
+        ({"stream": True, "stream_options": {}}, (True, False)),
+        ({"stream": True, "stream_options": {"include_usage": False}}, (True, False)),
+        ({"stream": True, "stream_options": {"include_usage": True}}, (True, True)),
+    ],
+    ids=repr,
+)
+def test_usage_only_when_asked(body: dict[str, object], expected: tuple[bool, bool]) -> None:
+    assert read_stream(body) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"stream": "true"},
+        {"stream": 1},
+        {"stream_options": {}},
+        {"stream": False, "stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": []},
+        {"stream": True, "stream_options": {"include_usage": "yes"}},
+    ],
+    ids=repr,
+)
+def test_bad_stream_settings_are_400(body: dict[str, object]) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_stream(body)
+    assert caught.value.face.http_status == 400
