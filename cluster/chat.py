@@ -105,7 +105,7 @@ def _ask(
     answer.total_s = time.monotonic() - started_s
     sys.stdout.write("\n")
     if settings.stats:
-        sys.stdout.write(f"[{_stats(answer)}]\n")
+        sys.stdout.write(f"[{describe(answer)}]\n")
     return answer
 
 
@@ -124,7 +124,8 @@ def _texts(response: httpx.Response, answer: Answer) -> Iterator[str]:
                 yield text
 
 
-def _stats(answer: Answer) -> str:
+def describe(answer: Answer) -> str:
+    """What an answer took, in one line."""
     usage = answer.usage
     tokens = usage.get("completion_tokens", 0)
     decode_s = answer.total_s - (answer.first_token_s or 0.0)

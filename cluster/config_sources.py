@@ -73,7 +73,11 @@ def check_keys(tree: Mapping[str, Any], schema: type, *, source: str) -> None:
     for key in _tree_keys(tree):
         if key in known:
             continue
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        peers = [name for name in known if name.count(".") == key.count(".")]
+        close = [
+            *difflib.get_close_matches(key, peers, n=1, cutoff=0.5),
+            *difflib.get_close_matches(key, known, n=1, cutoff=0.5),
+        ]
         sections = ", ".join(sorted({name.partition(".")[0] for name in known}))
         hint = f"did you mean {close[0]!r}?" if close else f"the sections are {sections}"
         raise ConfigError(f"unknown config key {key!r} in {source}; {hint}")

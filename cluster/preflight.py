@@ -17,14 +17,11 @@ from cluster.model_source import (
     is_hub_id,
     missing_from_checkpoint,
 )
-
-
-class PreflightError(RuntimeError):
-    """This cluster cannot start; the message is one line that says why."""
+from cluster.start_error import StartError
 
 
 def check(config: ClusterConfig) -> None:
-    """Raise PreflightError or ConfigError for the first thing that would fail later."""
+    """Raise StartError or ConfigError for the first thing that would fail later."""
     rooms.check(config)
     _check_model(config.model.path)
     _check_files(config)
@@ -36,16 +33,16 @@ def _check_model(path: str) -> None:
     directory = Path(path).expanduser()
     if directory == DEMO_MODEL_PATH:
         if missing_from_checkpoint(directory) and importlib.util.find_spec(DEMO_PACKAGE) is None:
-            raise PreflightError("the demo model is not installed: run `make setup`")
+            raise StartError("the demo model is not installed: run `make setup`")
     elif directory.is_dir():
         if missing := missing_from_checkpoint(directory):
-            raise PreflightError(f"model.path {path} is no checkpoint: no {', '.join(missing)}")
+            raise StartError(f"model.path {path} is no checkpoint: no {', '.join(missing)}")
     elif directory.exists():
-        raise PreflightError(f"model.path {path} is a file but expected a checkpoint directory")
+        raise StartError(f"model.path {path} is a file but expected a checkpoint directory")
     elif is_hub_id(path):
         _check_hub_model(path)
     else:
-        raise PreflightError(f"model.path {path} does not exist")
+        raise StartError(f"model.path {path} does not exist")
 
 
 def _check_hub_model(hub_id: str) -> None:
@@ -56,7 +53,7 @@ def _check_hub_model(hub_id: str) -> None:
             snapshot_download(hub_id, allow_patterns="config.json", etag_timeout=HUB_TIMEOUT_S)
         except (OSError, HfHubHTTPError) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise PreflightError(
+            raise StartError(
                 f"model.path {hub_id} is no directory, and no hub model can be had: {reason}"
             ) from error
 
@@ -74,7 +71,7 @@ def _check_files(config: ClusterConfig) -> None:
         if key == "cluster.token_file" and config.is_local:
             continue  # made where it is missing
         if path and not Path(path).expanduser().is_file():
-            raise PreflightError(f"{key} {path} does not exist")
+            raise StartError(f"{key} {path} does not exist")
 
 
 def _check_ports(config: ClusterConfig) -> None:
@@ -91,9 +88,9 @@ def _check_ports(config: ClusterConfig) -> None:
                 probe.bind((host, port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    raise PreflightError(
+                    raise StartError(
                         f"port {port} on {host} is taken: free it, or --set {key}=PORT"
                     ) from error
-                raise PreflightError(
+                raise StartError(
                     f"cannot listen on {host}:{port} ({key}): {error.strerror or error}"
                 ) from error

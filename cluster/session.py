@@ -22,6 +22,7 @@ from cluster.app import build_app
 from cluster.config import ClusterConfig
 from cluster.placement import unplaceable
 from cluster.progress import WorkerWatch
+from cluster.start_error import StartError
 
 APPLICATION = "relevo"
 INGRESS = "Ingress"
@@ -31,10 +32,6 @@ REPORT_AGAIN_S = 30.0  # what is waited for is named again after so long
 STATUS_WITHIN_S = 2.0
 
 _log = logging.getLogger(__name__)
-
-
-class SessionError(RuntimeError):
-    """The application cannot run or has ended; the message is for the person who started it."""
 
 
 class Session:
@@ -83,12 +80,12 @@ class Session:
             context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, AuthenticationError, RuntimeError, ValueError) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise SessionError(f"cannot join the Ray cluster at {address}: {reason}") from error
+            raise StartError(f"cannot join the Ray cluster at {address}: {reason}") from error
         self._had_serve = any(
             actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)
         )
         if self._had_serve and APPLICATION in serve.status().applications:
-            raise SessionError(
+            raise StartError(
                 f"an application {APPLICATION!r} runs on this cluster already:"
                 f" end it with `serve delete {APPLICATION}`, or deploy it anew with `serve deploy`"
             )
@@ -98,7 +95,7 @@ class Session:
         """End a local start that can never be placed; on a cluster only say what is missing."""
         missing = unplaceable(rooms.demands(self.config), _nodes())
         if missing and self.config.is_local:
-            raise SessionError(f"this machine cannot hold every replica: {'; '.join(missing)}")
+            raise StartError(f"this machine cannot hold every replica: {'; '.join(missing)}")
         for line in missing:
             self._say("placement", f"{line}; waiting for it")
 
@@ -116,13 +113,13 @@ class Session:
         self._say("serve", f"deploying an ingress, {prefill} prefill and {decode} decode worker(s)")
 
     def wait_until_ready(self) -> None:
-        """Show how the replicas come up until all of them serve; SessionError when they cannot."""
+        """Show how the replicas come up until all of them serve; StartError when they cannot."""
         last_message, reported_at_s = "", time.monotonic()
         while True:
             overview = serve.status().applications.get(APPLICATION)
             if overview is not None:
                 if overview.status is ApplicationStatus.DEPLOY_FAILED:
-                    raise SessionError(f"the application cannot start: {_failure(overview)}")
+                    raise StartError(f"the application cannot start: {_failure(overview)}")
                 message = _failure(overview)
                 if message and message != last_message:
                     self._say("serve", message)
@@ -164,27 +161,31 @@ class Session:
                 self._say("waiting", f"{name}: {states or 'no replica yet'}")
 
     def follow(self) -> None:
-        """Say what changes, from now on; SessionError when Ray itself has ended."""
+        """Say what changes, from now on; StartError when Ray itself has ended."""
         while True:
             for process in self._ray_processes:
                 if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                    raise SessionError(f"Ray has ended: its {process.name()} is gone")
+                    raise StartError(f"Ray has ended: its {process.name()} is gone")
             status = self._status()
             if status is not None:
                 self._watch.update(status)
             time.sleep(1.0)
 
-    def stop(self) -> None:
+    def stop(self, *, is_drained: bool) -> None:
         """Drain and end the application, then leave the cluster, or end it where it is ours."""
-        if self._has_deployed:
+        if self._has_deployed and is_drained:
             serve.delete(APPLICATION)
-            if not self._had_serve and not serve.status().applications:
+            is_serve_ours = not self.config.is_local and not self._had_serve
+            if is_serve_ours and not serve.status().applications:
                 serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 
 def _replica_counts(deployment: DeploymentStatusOverview) -> dict[str, int]:
-    return {str(state.value): count for state, count in deployment.replica_states.items()}
+    return {
+        str(getattr(state, "value", state)): count
+        for state, count in deployment.replica_states.items()
+    }
 
 
 def _nodes() -> list[dict[str, float]]:

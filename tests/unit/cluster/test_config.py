@@ -1,0 +1,190 @@
+"""The whole configuration: its fields, where values come from, what is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.config import ClusterConfig, config_from_args, load_config
+from cluster.config_sources import ConfigError, dotted_keys
+
+ENGINE_KEYS = {
+    "block_size": 32,
+    "num_kv_blocks": None,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 512,
+    "num_threads": None,
+}
+POOL = {"replicas": 1, "num_gpus": 0.0, "num_cpus": 0.4, "drain_s": 30.0}
+POOL_KEYS = POOL | {f"engine.{key}": None for key in ENGINE_KEYS}
+
+# Growing this table is a visible act.
+FIELDS = {
+    "model": {"id": "", "path": ".models/smollm2-135m-instruct", "dtype": "auto"}
+    | {"max_model_len": None},
+    "engine": ENGINE_KEYS,
+    "prefill": POOL_KEYS,
+    "decode": POOL_KEYS,
+    "router": {
+        "local_prefill": "auto",
+        "max_waiting_requests": None,
+        "request_timeout_s": 600.0,
+        "migration_limit": 3,
+    },
+    "kv_transfer": {
+        "backend": "auto",
+        "transfer_timeout_s": 5.0,
+        "lease_s": 10.0,
+        "max_links": 16,
+        "digest_sample": 0.0,
+        "interface": "",
+        "port_range": "",
+    },
+    "rpc": {
+        "port_range": "",
+        "tls": None,
+        "tls.certificate_file": None,
+        "tls.private_key_file": None,
+        "tls.ca_file": None,
+        "tls.server_name": "relevo-worker",
+    },
+    "cluster": {"ray_address": "local", "bind_host": "127.0.0.1", "token_file": ""},
+    "ingress": {
+        "http_port": 8000,
+        "grpc_port": 9000,
+        "replicas": 1,
+        "api_keys_file": "",
+        "reflection": None,
+        "strict": False,
+    },
+    "telemetry": {"otlp_endpoint": "", "sample_ratio": 1.0},
+}
+
+
+def load(*assignments: str, file: Path | None = None, **environ: str) -> ClusterConfig:
+    return load_config(file, assignments=assignments, environ=environ)
+
+
+def test_the_fields_and_their_defaults_are_these() -> None:
+    expected = {
+        f"{section}.{key}": value for section, keys in FIELDS.items() for key, value in keys.items()
+    }
+    found = dict(dotted_keys(ClusterConfig))
+    found["model.path"] = "/".join(Path(found["model.path"]).parts[-2:])
+    assert found == expected
+
+
+def test_a_file_wins_over_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "relevo.yaml"
+    file.write_text("decode: {replicas: 3, engine: {block_size: 16}}\n")
+    config = load(file=file)
+    assert (config.decode.replicas, config.decode.engine.block_size) == (3, 16)
+    assert config.prefill.replicas == 1
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "relevo.yaml"
+    file.write_text("decode: {replicas: 3, num_cpus: 0.1}\n")
+    config = load(file=file, RELEVO__DECODE__REPLICAS="4")
+    assert (config.decode.replicas, config.decode.num_cpus) == (4, 0.1)
+
+
+def test_the_command_line_wins_over_the_environment() -> None:
+    assert load("decode.replicas=5", RELEVO__DECODE__REPLICAS="4").decode.replicas == 5
+
+
+def test_the_last_assignment_wins() -> None:
+    assert load("decode.replicas=5", "decode.replicas=6").decode.replicas == 6
+
+
+def test_other_variables_are_not_ours() -> None:
+    assert load(RELEVO_TESTING="1", RELEVO="x", PATH="/bin") == ClusterConfig()
+
+
+def test_null_gives_a_computed_value_back(tmp_path: Path) -> None:
+    file = tmp_path / "relevo.yaml"
+    file.write_text("engine: {num_kv_blocks: 10}\n")
+    assert load("engine.num_kv_blocks=null", file=file).engine.num_kv_blocks is None
+
+
+def test_a_number_may_name_a_model() -> None:
+    assert load('model={"id": 7}').model.id == "7"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "nearest"),
+    [
+        ("decode.replcas=2", "decode.replicas"),
+        ("decod.replicas=2", "decode.replicas"),
+        ("decode.engine.blocksize=2", "decode.engine.block_size"),
+        ("router.timeout=2", "router.request_timeout_s"),
+        ("rpc.tls.ca=x", "rpc.tls.ca_file"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_one(assignment: str, nearest: str) -> None:
+    key = assignment.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"unknown config key '{key}' in --set.*'{nearest}'"):
+        load(assignment)
+
+
+def test_an_unknown_key_says_where_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "relevo.yaml"
+    file.write_text("engine: {block_sise: 16}\n")
+    with pytest.raises(ConfigError, match=f"{file}.*did you mean 'engine.block_size'"):
+        load(file=file)
+    with pytest.raises(ConfigError, match="the environment"):
+        load(RELEVO__ENGINE__BLOCK_SISE="16")
+
+
+def test_a_key_like_nothing_lists_the_sections() -> None:
+    with pytest.raises(ConfigError, match="the sections are cluster, decode"):
+        load("zzz=1")
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["decode.replicas=two"], "decode.replicas: .*integer.*'two'"),
+        (["decode.replicas=0"], "decode.replicas: .*greater than or equal to 1"),
+        (["decode=2"], "decode: "),
+        (["decode"], "expected key.path=value"),
+        (["engine={"], "JSON"),
+        (["router.local_prefill=maybe"], "router: .*'maybe'.*fallback"),
+        (["prefill.replicas=0", "router.local_prefill=never"], "needs prefill workers"),
+        (["ingress.http_port=9000"], "both 9000"),
+        (["ingress.http_port=0"], "ingress.http_port"),
+        (["rpc.tls.ca_file=x"], "rpc.tls.certificate_file: Field required"),
+        (["model.path=x", "model.path.y=1"], "has a value already"),
+    ],
+)
+def test_a_wrong_value_is_one_clear_line(assignments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(*assignments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a list\n", "decode: [\n", "just text\n"])
+def test_a_file_that_is_no_table_of_keys_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "relevo.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"relevo\.yaml"):
+        load(file=file)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the config file"):
+        load(file=tmp_path / "none.yaml")
+
+
+def test_what_config_show_prints_is_the_same_configuration(tmp_path: Path) -> None:
+    config = load("decode.replicas=2", "decode.engine.block_size=16", "ingress.reflection=off")
+    tree = config.model_dump(mode="json")
+    assert config_from_args(tree) == config
+    file = tmp_path / "shown.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    assert load(file=file) == config
+
+
+def test_args_of_a_serve_file_are_checked_like_a_file() -> None:
+    with pytest.raises(ConfigError, match=r"unknown config key 'decode\.x' in args"):
+        config_from_args({"decode": {"x": 1}})

@@ -1,0 +1,57 @@
+"""What `relevo serve` and `relevo chat --stats` show."""
+
+import io
+
+from rich.console import Console
+
+from cluster.chat import Answer, describe
+from cluster.progress import Progress, WorkerWatch
+from tests.fakes import FakeClock
+
+
+def test_a_line_carries_the_seconds_since_the_start() -> None:
+    clock, out = FakeClock(), io.StringIO()
+    progress = Progress(Console(file=out, width=40), now=clock)
+    clock.advance(2.5)
+    progress.say("ray", "started: " + "x" * 60)
+    assert out.getvalue() == f"   2.5 s  ray        started: {'x' * 60}\n"
+
+
+def test_addresses_are_never_wrapped() -> None:
+    out = io.StringIO()
+    Progress(Console(file=out, width=20)).show(
+        {"HTTP": "http://h:1/" + "v" * 40}, footer="curl [x]"
+    )
+    assert "http://h:1/" + "v" * 40 in out.getvalue()
+    assert "curl [x]" in out.getvalue()
+
+
+def test_each_change_of_a_worker_or_link_is_told_once() -> None:
+    told: list[tuple[str, str]] = []
+    watch = WorkerWatch(lambda phase, text: told.append((phase, text)))
+    link = {"peer": "prefill-0", "state": "connecting", "backend": "gloo", "reason": ""}
+    worker = {"id": "decode-0", "state": "ready", "pid": 7, "kv": {"total": 64}, "links": [link]}
+    watch.update({"workers": [worker]})
+    watch.update({"workers": [worker]})
+    link["state"] = "ready"
+    watch.update({"workers": [worker]})
+    assert told == [
+        ("decode-0", "ready (pid 7, 64 KV blocks)"),
+        ("decode-0", "link decode-0 ← prefill-0: connecting (gloo)"),
+        ("decode-0", "link decode-0 ← prefill-0: ready (gloo)"),
+    ]
+
+
+def test_the_stats_of_an_answer() -> None:
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 11,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "queue_time": 0.001,
+        "prompt_time": 0.05,
+    }
+    answer = Answer(usage=usage, first_token_s=0.1, total_s=1.1, finish_reason="stop")
+    assert describe(answer) == (
+        "TTFT 100 ms, 10.0 tokens/s, 11 tokens in 1.10 s, prompt 9 tokens, 4 cached,"
+        " queue 1 ms, prompt 50 ms, stop"
+    )
