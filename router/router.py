@@ -25,6 +25,7 @@ from router.config import RouterConfig
 from router.discovery import Discovery
 from router.dispatcher import Dispatcher
 from router.generation import Generation
+from router.prefix_index import PrefixIndex
 from router.request import LoadReport, ModelInfo, RoutedRequest
 from router.request_metrics import RequestMetrics
 from router.request_run import RequestRun, RunServices
@@ -145,6 +146,10 @@ class Router:
     def worker_states(self) -> list[WorkerState]:
         """Return what is known of each worker process, live or lost; read only."""
         return self._workers.all()
+
+    def index(self, pool: str) -> PrefixIndex:
+        """Return what a pool's workers probably cache; read only."""
+        return self._workers.indexes[pool]
 
     @property
     def num_waiting(self) -> int:
