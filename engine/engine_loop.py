@@ -124,7 +124,7 @@ class EngineLoop:
             del self._streams[stream.request_id]
 
     def _post(self, mail: Mail) -> None:
-        """From the engine's thread: one call per turn, however many requests it moved."""
+        """From the engine's thread: one call per step, however many requests it moved."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._receive, mail)

@@ -2,7 +2,7 @@
 
 1. Verbs and reservations queue under the condition; both wake the thread.
 2. A turn runs all verbs, tries the oldest reservations, then one step.
-3. What came of it leaves in one piece of mail.
+3. What came of the verbs leaves at once, what came of the step in one more piece of mail.
 4. With nothing to do the thread sleeps on the condition until 1.
 """
 
@@ -38,7 +38,7 @@ class EngineStoppedError(RuntimeError):
 
 @dataclass(slots=True)
 class Mail:
-    """What one turn has for the event loop."""
+    """What the thread has for the event loop at one time."""
 
     replies: list[tuple[Future, Any, BaseException | None]] = field(default_factory=list)
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -146,20 +146,19 @@ class EngineThread:
     def _take_turn(self, verbs: list[tuple[Callable[[Engine], Any], Future | None]]) -> bool:
         """One turn; whether the next one might get further without news."""
         mail = Mail()
-        try:
-            for verb, future in verbs:
-                self._run_verb(verb, future, mail)
-            self._try_reservations(mail)
-            fault_point("engine_heartbeat")
-            self.last_beat_s = time.monotonic()
-            step = self._engine.step() if self._engine.has_work() else StepOutput()
-            step.outputs[:0] = mail.outputs
-            mail.outputs = step.outputs
-        finally:
-            # Also when the step raised: whoever sent a verb gets an answer.
-            if mail:
-                self._post(mail)
-        self._report(step)
+        for verb, future in verbs:
+            self._run_verb(verb, future, mail)
+        self._try_reservations(mail)
+        if mail:
+            # Now, not after the step: a granted peer can send its KV while the step runs.
+            self._post(mail)
+        fault_point("engine_heartbeat")
+        self.last_beat_s = time.monotonic()
+        step = self._engine.step() if self._engine.has_work() else StepOutput()
+        if step.stats.num_tokens or verbs or mail:
+            self._report(StepOutput(outputs=mail.outputs + step.outputs, stats=step.stats))
+        if step.outputs:
+            self._post(Mail(outputs=step.outputs))
         self._count_failure(step)
         return bool(step.stats.num_tokens or step.stats.num_preemptions)
 
