@@ -1,0 +1,95 @@
+"""A whole relay without Ray: worker processes, and the real router in the test's own loop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from relevo.v1 import common_pb2
+
+from router.config import RouterConfig
+from router.discovery import StaticDiscovery
+from router.report import RequestReport
+from router.request import RoutedRequest
+from router.router import Router
+from rpc.channel import ChannelPool
+from rpc.config import RpcConfig
+from rpc.description import WorkerDescription
+from rpc.token import read_token
+from tests.cluster_processes import ClusterProcesses
+
+READY_WITHIN_S = 30.0
+
+
+@asynccontextmanager
+async def relay(
+    processes: ClusterProcesses, workers: Sequence[WorkerDescription], config: RouterConfig
+) -> AsyncIterator[Router]:
+    """A started router over these workers, ready to serve over every pair."""
+    channels = ChannelPool(token=read_token(processes.token_file), config=RpcConfig())
+    router = Router(config, StaticDiscovery(workers), channels, ingress_id="test")
+    await router.start()
+    try:
+        await _until_linked(router, workers)
+        yield router
+    finally:
+        await router.stop()
+        await channels.close()
+
+
+async def _until_linked(router: Router, workers: Sequence[WorkerDescription]) -> None:
+    num_prefill = sum(each.pool == "prefill" for each in workers)
+    num_links = num_prefill * (len(workers) - num_prefill)
+    end_s = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < end_s:
+        if router.is_ready() and _ready_links(router) == num_links:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"the relay is not ready: {router.status()}")
+
+
+def _ready_links(router: Router) -> int:
+    return sum(
+        link.state == "ready"
+        for report in router.loads()
+        if report.pool == "decode"
+        for link in report.load.links
+    )
+
+
+async def generate(
+    router: Router, name: str, prompt: Sequence[int], *, max_tokens: int
+) -> tuple[list[int], RequestReport]:
+    """Serve one greedy request to its end."""
+    generation = router.generate(
+        RoutedRequest(
+            request_id=name,
+            token_ids=prompt,
+            sampling=common_pb2.SamplingParams(
+                temperature=0.0, top_p=1.0, max_tokens=max_tokens, ignore_eos=True
+            ),
+            request_label=name,
+        )
+    )
+    token_ids: list[int] = []
+    async for batch in generation:
+        token_ids += batch.token_ids
+    return token_ids, generation.report
+
+
+async def until_quiet(router: Router, *, timeout_s: float = 5.0) -> None:
+    """Wait until no worker runs, waits for or keeps anything, and check every pool's sum."""
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        if all(_is_quiet(report.load) for report in router.loads()):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"the pools are not quiet: {router.status()}")
+
+
+def _is_quiet(load: object) -> bool:
+    blocks = load.blocks
+    counted = blocks.free + blocks.cached + blocks.used + blocks.held + blocks.quarantined
+    assert counted == blocks.total, f"blocks do not add up: {blocks}"
+    busy = blocks.used + blocks.held + blocks.quarantined
+    return not (busy or load.num_running or load.num_waiting or load.num_transferring)
