@@ -1,0 +1,99 @@
+import random
+
+import grpc
+import pytest
+from grpc.aio import AioRpcError, Metadata
+
+from router.config import RouterConfig
+from router.errors import GenerationFailed, InvalidRequest, RequestTimeout
+from router.failures import failure_of, raise_if_final
+from router.retry import MAX_UNREACHED, Failure, RetryBudget
+from router.worker_view import WorkerKey
+from rpc import errors
+from rpc.status import to_status
+
+KEY = WorkerKey("decode-0", 1)
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+def budget(limit: int = 3) -> RetryBudget:
+    return RetryBudget(RouterConfig(migration_limit=limit), random.Random(1))
+
+
+def failure(cause: str, *, was_admitted: bool) -> Failure:
+    return Failure(cause=cause, message="m", was_admitted=was_admitted, workers=frozenset({KEY}))
+
+
+def told(error: Exception) -> AioRpcError:
+    parts = to_status(error)
+    return AioRpcError(
+        parts.code, Metadata(), Metadata(*parts.trailing_metadata), details=parts.details
+    )
+
+
+def transport(code: grpc.StatusCode, details: str) -> AioRpcError:
+    return AioRpcError(code, Metadata(), Metadata(), details=details)
+
+
+def test_failures_after_admission_are_bounded() -> None:
+    spent = budget(2)
+    for _ in range(2):
+        assert spent.spend(failure("lost", was_admitted=True)) == 0.0
+    assert spent.excluded == {KEY}
+    with pytest.raises(GenerationFailed):
+        spent.spend(failure("lost", was_admitted=True))
+
+
+def test_a_drain_is_free() -> None:
+    spent = budget(0)
+    for _ in range(10):
+        assert spent.spend(failure("migrate", was_admitted=True)) == 0.0
+
+
+def test_refusals_pause_longer_and_longer_but_never_end_it() -> None:
+    spent = budget(0)
+    pauses = [spent.spend(failure("refused", was_admitted=False)) for _ in range(100)]
+    assert pauses[0] <= 0.01
+    assert 0.25 <= pauses[-1] <= 0.5
+    assert not spent.excluded
+
+
+def test_unreachable_workers_end_it_at_last() -> None:
+    spent = budget(0)
+    for _ in range(MAX_UNREACHED):
+        spent.spend(failure("stale", was_admitted=False))
+    with pytest.raises(GenerationFailed):
+        spent.spend(failure("unreachable", was_admitted=False))
+
+
+@pytest.mark.parametrize(
+    ("error", "has_answered", "cause", "was_admitted"),
+    [
+        (told(errors.AdmissionRefusedError("full")), False, "refused", False),
+        (told(errors.StaleWorkerError("other")), False, "stale", False),
+        (told(errors.DrainingError("drains")), False, "unreachable", False),
+        (told(errors.WorkerUnavailableError("drains")), True, "lost", True),
+        (told(errors.TransferLostError("link")), True, "transfer", True),
+        (told(errors.RequestFailedError("nan")), True, "error", True),
+        (told(errors.InvalidRequestError("id")), False, "invalid", True),
+        (transport(UNAVAILABLE, "failed to connect to all"), False, "unreachable", False),
+        (transport(UNAVAILABLE, "Socket closed"), False, "lost", True),
+        (transport(UNAVAILABLE, "Socket closed"), True, "lost", True),
+        (transport(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline"), True, "deadline", True),
+    ],
+)  # fmt: skip
+def test_what_a_failed_call_means(
+    error: AioRpcError, has_answered: bool, cause: str, was_admitted: bool
+) -> None:
+    result = failure_of(error, KEY, has_answered=has_answered)
+    assert (result.cause, result.was_admitted) == (cause, was_admitted)
+
+
+def test_only_invalid_requests_and_passed_deadlines_are_final() -> None:
+    raise_if_final(failure("lost", was_admitted=True), time_left_s=1.0)
+    with pytest.raises(InvalidRequest):
+        raise_if_final(failure("invalid", was_admitted=True), time_left_s=1.0)
+    with pytest.raises(RequestTimeout):
+        raise_if_final(failure("lost", was_admitted=True), time_left_s=0.0)
+    with pytest.raises(RequestTimeout):
+        raise_if_final(failure("deadline", was_admitted=True), time_left_s=0.01)
