@@ -23,7 +23,7 @@ def table(config: ClusterConfig, dashboard: str, run_directory: Path) -> dict[st
         hint = f"  (token: {token})" if os.environ.get("RAY_AUTH_MODE") == "token" else ""
         rows["Ray dashboard"] = f"http://{dashboard}{hint}"
     if config.is_local:
-        rows["Logs"] = str(run_directory / "session_latest" / "logs")
+        rows["Logs"] = str(run_directory / "ray" / "session_latest" / "logs")
     return rows
 
 

@@ -27,6 +27,7 @@ from cluster.start_error import StartError
 APPLICATION = "relevo"
 INGRESS = "Ingress"
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # nothing of ours passes through the object store
+RAY_DIRECTORY = "ray"
 POLL_S = 0.2
 REPORT_AGAIN_S = 30.0  # what is waited for is named again after so long
 STATUS_WITHIN_S = 2.0
@@ -65,7 +66,8 @@ class Session:
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=str(self._run_directory),
+            # Ray opens its directory to everybody: the secrets lie one above, in ours.
+            _temp_dir=str(self._run_directory / RAY_DIRECTORY),
         )
         self._ray_processes = [
             process

@@ -19,7 +19,8 @@ COLORS = {
     "draining": "yellow",
 }
 BLOCK_STATES = ("free", "cached", "used", "held", "quarantined")
-COLUMNS = ("worker", "state", "pid", "running", "waiting", "moving", "heartbeat", *BLOCK_STATES)
+COLUMNS = ("worker", "state", "pid", "running", "waiting", "moving", "pulse", "KV blocks")
+PLAIN_WIDTH = 160  # of a pipe, which has none
 
 
 def run(url: str, *, api_key: str, as_json: bool) -> int:
@@ -33,46 +34,50 @@ def run(url: str, *, api_key: str, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps(status, indent=2) + "\n")
     else:
-        _show(Console(), status)
+        _show(status)
     return 0 if status["state"] in {"ready", "degraded"} else 1
 
 
-def _show(console: Console, status: Mapping[str, Any]) -> None:
+def _show(status: Mapping[str, Any]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     reasons = "; ".join(status.get("reasons", ()))
     console.print(f"{_colored(status['state'])}{f': {escape(reasons)}' if reasons else ''}")
-    workers = Table(*COLUMNS, header_style="bold", title="Workers (blocks by state on the right)")
-    for column in workers.columns[2:]:
+    workers = Table(*COLUMNS, header_style="bold", title="Workers")
+    for column in workers.columns[2:7]:
         column.justify = "right"
     for worker in status["workers"]:
         workers.add_row(*_worker_row(worker))
     console.print(workers)
-    links = Table(
-        "decode", "prefill", "state", "backend", "generation", "reason", header_style="bold"
-    )
+    links = Table("decode", "prefill", "state", "backend", "generation", "reason", title="Links")
     for worker in status["workers"]:
-        for link in worker.get("links", ()):
-            links.add_row(
-                worker["id"],
-                link["peer"],
-                _colored(link["state"]),
-                link.get("backend", ""),
-                str(link.get("generation", "")),
-                escape(link.get("reason", "")),
-            )
+        if worker["pool"] == "decode":  # the decode side owns the link; the other repeats it
+            for link in worker.get("links", ()):
+                links.add_row(*_link_row(worker["id"], link))
     if links.row_count:
-        links.title = "Links"
         console.print(links)
 
 
 def _worker_row(worker: Mapping[str, Any]) -> list[str]:
     kv = worker.get("kv") or {}
+    counts = [f"{kv[state]} {state}" for state in BLOCK_STATES if kv.get(state)]
     return [
         worker["id"],
         _colored(worker["state"]),
         str(worker.get("pid", "")),
         *(str(worker.get(key, 0)) for key in ("running", "waiting", "transferring")),
         f"{worker.get('heartbeat_age_s', 0.0):.1f} s",
-        *(str(kv.get(state, "")) for state in BLOCK_STATES),
+        ", ".join(counts),
+    ]
+
+
+def _link_row(worker_id: str, link: Mapping[str, Any]) -> list[str]:
+    return [
+        worker_id,
+        link["peer"],
+        _colored(link["state"]),
+        link.get("backend", ""),
+        str(link.get("generation", "")),
+        escape(link.get("reason", "")),
     ]
 
 
