@@ -35,6 +35,7 @@ def generate_truth(
 ) -> dict[str, Truth]:
     """Run each prompt alone through generate(), greedily and past any end-of-sequence token."""
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
+    model.generation_config.eos_token_id = None  # nothing ends a sequence early
     return {name: _run_alone(model, prompt, num_tokens) for name, prompt in prompts.items()}
 
 
@@ -42,8 +43,6 @@ def _run_alone(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> Tr
     output = model.generate(
         torch.tensor([prompt]),
         max_new_tokens=num_tokens,
-        min_new_tokens=num_tokens,
-        eos_token_id=-1,
         do_sample=False,
         output_logits=True,
         return_dict_in_generate=True,

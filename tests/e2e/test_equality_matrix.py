@@ -151,7 +151,7 @@ async def test_cluster(row: Row, mode: str, tmp_path: Path) -> None:
     engine = {**row.engine_settings, "max_num_batched_tokens": 16}
     processes = ClusterProcesses(tmp_path, row.path, engine=engine)
     try:
-        workers = processes.start_all(prefill=num_prefill, decode=2)
+        workers = processes.ensure(prefill=num_prefill, decode=2)
         async with relay(processes, workers, config) as router:
             for turn in range(2):
                 results = await asyncio.gather(
