@@ -43,7 +43,8 @@ class LinkAcceptor:
         self._make_link = make_link
         self._newest: dict[str, tuple[int, int]] = {}
         self._links: dict[str, tuple[LiveLink, AcceptedLink]] = {}
-        self._serving: set[asyncio.Future[None]] = set()
+        # also those that were replaced and are being freed
+        self._lives: set[LiveLink] = set()
         self._is_closed = False
 
     async def serve(self, open_message: LinkOpen, control: LinkControl) -> None:
@@ -87,9 +88,7 @@ class LinkAcceptor:
     async def close(self) -> None:
         """End all links and let `serve` return."""
         self._is_closed = True
-        for live, _ in self._links.values():
-            live.fail("worker stops")
-        await asyncio.gather(*self._serving)
+        await asyncio.gather(*(live.close("worker stops") for live in list(self._lives)))
 
     def _admit(self, open_message: LinkOpen) -> None:
         worker = open_message.decode_worker
@@ -126,8 +125,7 @@ class LinkAcceptor:
             make_link=self._make_link,
         )
         link = AcceptedLink(live, decode_worker=worker, generation=open_message.generation)
-        served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._serving.add(served)
+        self._lives.add(live)
         self._links[worker.worker_id] = (live, link)
         reason = "served no longer"
         try:
@@ -139,7 +137,8 @@ class LinkAcceptor:
         finally:
             if self._links.get(worker.worker_id, (None, None))[1] is link:
                 del self._links[worker.worker_id]
-            await live.close(reason)
-            served.set_result(None)
-            self._serving.discard(served)
-            logger.info("link %s ended: %s", live.spec.link_id, reason)
+            logger.info("link %s ends: %s", live.spec.link_id, reason)
+            try:
+                await live.close(reason)
+            finally:
+                self._lives.discard(live)

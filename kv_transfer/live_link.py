@@ -71,6 +71,7 @@ class LiveLink:
         self.failure = FailureReason.LINK_BROKEN
         self._tasks: set[asyncio.Task[None]] = set()
         self._abort_task: asyncio.Task[None] | None = None
+        self._close_task: asyncio.Task[None] | None = None
 
     async def build(self) -> None:
         """Connect and probe; LinkBrokenError when that fails, and then the link has ended."""
@@ -117,18 +118,11 @@ class LiveLink:
         self._abort_task = self._loop.create_task(asyncio.to_thread(self._link.abort, reason))
 
     async def close(self, reason: str) -> None:
-        """End the link if it lives, and free everything it had."""
+        """End the link if it lives, and free everything it had; goes on when the caller is not."""
         self.fail(reason)
-        assert self._abort_task is not None
-        await self._abort_task
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._control.close()
-        self._thread.submit(self._link.close)
-        self._thread.stop()
-        if not await asyncio.to_thread(self._thread.join, self.spec.timeout_s):
-            logger.error("link %s: its thread did not end", self.spec.link_id)
+        if self._close_task is None:
+            self._close_task = self._loop.create_task(self._free())
+        await asyncio.shield(self._close_task)
 
     async def wait_peer_ready(self) -> None:
         """Wait until the sending side has built its end too; or raise LinkBrokenError."""
@@ -148,6 +142,18 @@ class LiveLink:
     async def send_ready(self) -> None:
         """Tell the decode side that this end is built and probed."""
         await self._control.send(LinkReady())
+
+    async def _free(self) -> None:
+        assert self._abort_task is not None
+        await self._abort_task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._control.close()
+        self._thread.submit(self._link.close)
+        self._thread.stop()
+        if not await asyncio.to_thread(self._thread.join, self.spec.timeout_s):
+            logger.error("link %s: its thread did not end", self.spec.link_id)
 
     def _post_entry(self, key: str, value: bytes) -> None:
         # called on the link's thread

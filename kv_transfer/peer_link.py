@@ -83,6 +83,7 @@ class PeerLink:
         self._generation = 0
         self._reason = ""
         self._num_failures = 0
+        self._live: LiveLink | None = None
         self._is_retiring = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
@@ -107,6 +108,8 @@ class PeerLink:
         self._reason = reason
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        if self._live is not None:
+            await self._live.close(reason)
 
     def status(self) -> LinkStatus:
         """Describe the link as it is now."""
@@ -182,7 +185,7 @@ class PeerLink:
             await control.close()
             raise
         latency_s = settings.now() - started
-        live = LiveLink(
+        self._live = live = LiveLink(
             LinkSpec(
                 link_id=link_id(open_message, self.peer.worker),
                 is_sender=False,

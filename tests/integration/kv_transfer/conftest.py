@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,3 +188,4 @@ async def decode():
     decode = Decode(block_size=8)
     yield decode
     await decode.close()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(("kv-", "abort-"))]

@@ -156,20 +156,20 @@ async def test_rebuilds_leave_nothing_behind(decode: Decode) -> None:
     await decode.start(8)
     me = psutil.Process()
     seen = []
-    for round_ in range(12):
+    for round_ in range(8):
         await decode.hand_over()
         report = await decode.prefills["prefill-0"].report()
-        kv_threads = sum(t.name.startswith("kv-") for t in threading.enumerate())
-        if round_ >= 3:
+        kv_threads = [t.name for t in threading.enumerate() if t.name.startswith("kv-")]
+        if round_ >= 2:
             seen.append((kv_threads, me.num_fds(), report["threads"], report["fds"]))
         decode.dialer.link_for("prefill-0").live.fail("test")
         await decode.link_up()
     ours, fds, their_threads, their_fds = zip(*seen, strict=True)
-    assert max(ours) == 1
+    assert {len(names) for names in ours} == {1}, ours
     assert max(fds) - min(fds) <= 4
     assert max(their_threads) - min(their_threads) <= 2
     assert max(their_fds) - min(their_fds) <= 4
-    assert decode.dialer.statuses()[0].generation == 13
+    assert decode.dialer.statuses()[0].generation == 9
 
 
 async def test_decode_worker_gone_lets_the_lease_run_out(decode: Decode) -> None:
