@@ -80,13 +80,13 @@ class Generation:
         """Cancel it everywhere; `finish_reason` tells the report if the consumer ended it well."""
         if finish_reason is not None:
             self._close_reason = finish_reason.value
-        if self._task is None:
-            self._end(None, self._close_reason)
-        elif not self._task.done():
+        if self._task is not None and not self._task.done():
             # After the finish its last calls are being closed: let that end by itself.
             if self._finish_reason is None:
                 self._task.cancel()
             await asyncio.wait({self._task})
+        # A task that was cancelled before its first step has run none of its code.
+        self._end(None, self._close_reason)
         if not self._is_stopped:
             self._buffer.clear()
             self._error = None

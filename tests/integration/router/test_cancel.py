@@ -27,6 +27,17 @@ async def test_before_it_started_nothing_is_sent(cluster: FakeCluster) -> None:
     assert not decode.requests
 
 
+async def test_in_the_moment_it_starts_nothing_stays(cluster: FakeCluster) -> None:
+    await start(cluster)
+    generation = cluster.generate()
+    reading = asyncio.create_task(collect(generation))
+    await asyncio.sleep(0)
+    await generation.aclose()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert cluster.router.num_running == 0
+    assert generation.report.finish_reason == "abort"
+
+
 async def test_during_prefill_both_legs_are_cancelled(cluster: FakeCluster) -> None:
     prefill, decode = await start(cluster)
     prefill.prefill_s = 30.0

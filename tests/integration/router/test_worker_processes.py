@@ -1,0 +1,168 @@
+"""The router over real worker processes with a tiny model: nothing is lost when they die."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from relevo.v1 import common_pb2
+
+from router.config import RouterConfig
+from router.discovery import StaticDiscovery
+from router.generation import Generation
+from router.request import RoutedRequest
+from router.router import Router
+from rpc.channel import ChannelPool
+from rpc.config import RpcConfig
+from rpc.token import read_token
+from tests.cluster_processes import ClusterProcesses, WorkerProcess
+from tests.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.slow
+
+PROMPT = [(7 * n) % 300 + 3 for n in range(100)]
+NUM_TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    folder = tmp_path_factory.mktemp("workers")
+    model_path = folder / "model"
+    make_tiny_model(model_path)
+    cluster = ClusterProcesses(folder, model_path)
+    yield cluster
+    cluster.stop_all()
+
+
+@asynccontextmanager
+async def routed(processes: ClusterProcesses, mode: str = "never") -> AsyncIterator[Router]:
+    """A router over one prefill and two decode workers, whole again before each test."""
+    discovery = StaticDiscovery(processes.ensure(prefill=1, decode=2))
+    channels = ChannelPool(token=read_token(processes.token_file), config=RpcConfig())
+    router = Router(RouterConfig(local_prefill=mode), discovery, channels, ingress_id="ingress")
+    await router.start()
+    try:
+        await until(lambda: router.status()["state"] == "ready", 30.0)
+        yield router
+        await until(lambda: router.num_running == 0)
+        for worker in router.worker_states():
+            assert not worker.attempts
+            assert worker.num_picks == 0
+        await until(lambda: all_blocks_are_back(router))
+    finally:
+        await router.stop()
+        await channels.close()
+
+
+def all_blocks_are_back(router: Router) -> bool:
+    loads = [report.load for report in router.loads()]
+    return all(load.blocks.used == load.blocks.held == 0 for load in loads)
+
+
+async def until(is_true: object, timeout_s: float = 10.0) -> None:
+    assert callable(is_true)
+    async with asyncio.timeout(timeout_s):
+        while not is_true():  # noqa: ASYNC110 - tests look from outside
+            await asyncio.sleep(0.02)
+
+
+def generate(router: Router, *, num_tokens: int = NUM_TOKENS, seed: int = 0) -> Generation:
+    params = common_pb2.SamplingParams(
+        max_tokens=num_tokens, ignore_eos=True, temperature=1.0, top_p=1.0, seed=seed
+    )
+    return router.generate(
+        RoutedRequest(
+            request_id=f"request-{time.monotonic_ns()}",
+            token_ids=PROMPT,
+            sampling=params,
+            timeout_s=60.0,
+        )
+    )
+
+
+async def collect(generation: Generation) -> list[int]:
+    try:
+        return [token async for batch in generation for token in batch.token_ids]
+    finally:
+        await generation.aclose()
+
+
+async def first_tokens(generation: Generation, count: int) -> list[int]:
+    tokens: list[int] = []
+    while len(tokens) < count:
+        tokens += (await anext(generation)).token_ids
+    return tokens
+
+
+def holder(processes: ClusterProcesses, worker_id: str) -> WorkerProcess:
+    worker = processes.newest(worker_id)
+    assert worker is not None, worker_id
+    return worker
+
+
+async def test_every_way_gives_the_same_tokens(processes: ClusterProcesses) -> None:
+    outputs = {}
+    for mode in ("never", "auto", "fallback"):
+        async with routed(processes, mode) as router:
+            generation = generate(router)
+            outputs[mode] = await collect(generation)
+            report = generation.report
+            parts = report.queue_s + report.route_s + report.prefill_wait_s + report.prefill_s
+            assert parts + report.wire_s == pytest.approx(report.first_token_s, abs=1e-9)
+            assert report.computed + report.cached_tokens == len(PROMPT)
+            assert (report.kv_transfer_bytes > 0) == (mode == "never") or report.cached_tokens
+    assert outputs["never"] == outputs["auto"] == outputs["fallback"]
+    assert len(outputs["never"]) == NUM_TOKENS
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_decode_worker_that_dies_or_freezes_costs_no_token(
+    processes: ClusterProcesses, number: signal.Signals
+) -> None:
+    async with routed(processes) as router:
+        expected = await collect(generate(router, seed=5))
+        generation = generate(router, seed=5)
+        tokens = await first_tokens(generation, 10)
+        victim = holder(processes, generation.report.decode_worker_id)
+        victim.signal(number)
+        tokens += await collect(generation)
+        report = generation.report
+        victim.signal(signal.SIGCONT)
+        assert tokens == expected
+        assert report.num_migrations == 1
+        assert report.last_decode_worker_id != report.decode_worker_id
+        if number == signal.SIGSTOP:
+            await until(lambda: router.status()["state"] == "ready", 20.0)
+        else:
+            victim.process.wait()
+
+
+async def test_a_prefill_worker_that_dies_makes_requests_wait(processes: ClusterProcesses) -> None:
+    async with routed(processes) as router:
+        expected = await collect(generate(router, num_tokens=5))
+        processes.kill(holder(processes, "prefill-0"))
+        waiting = asyncio.create_task(collect(generate(router, num_tokens=5)))
+        started = asyncio.get_running_loop().run_in_executor(
+            None, lambda: processes.ensure(prefill=1, decode=2)
+        )
+        router_discovery_workers(router)[:] = await started
+        assert await waiting == expected
+
+
+def router_discovery_workers(router: Router) -> list[object]:
+    discovery = router._workers._discovery
+    assert isinstance(discovery, StaticDiscovery)
+    return discovery.workers  # type: ignore[return-value]
+
+
+async def test_cancels_give_everything_back(processes: ClusterProcesses) -> None:
+    async with routed(processes) as router:
+        for delay_s in (0.0, 0.01, 0.03, 0.08):
+            generation = generate(router, num_tokens=300)
+            reading = asyncio.create_task(collect(generation))
+            await asyncio.sleep(delay_s)
+            await generation.aclose()
+            await asyncio.gather(reading, return_exceptions=True)
+        await until(lambda: all_blocks_are_back(router), 4.0)
