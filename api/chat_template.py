@@ -7,6 +7,7 @@ Chats without such spellings, nearly all, are one piece and get exactly the ids 
 author meant.
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from api.chat_messages import Message
 from api.errors import MAX_ECHO_CHARACTERS, invalid
+
+_LOGGER = logging.getLogger(__name__)
 
 # Private-use characters: trim and case filters of templates leave them alone.
 _MARKER_START, _MARKER_END = "\ue0a0\ue0a1", "\ue0a2"
@@ -73,8 +76,9 @@ class ChatTemplate:
             raise invalid(
                 f"The chat template refuses this chat: {_reason(error)}", "messages"
             ) from error
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            # What a template does with a chat its author did not think of.
+        except Exception as error:
+            # The template is a program of others: a chat its author did not think of breaks it.
+            _LOGGER.info("The chat template broke", exc_info=error)
             raise invalid("The chat template cannot render this chat", "messages") from error
         assert isinstance(text, str)
         return text

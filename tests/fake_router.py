@@ -81,6 +81,7 @@ class FakeRouter:
         )
         self.ready = True
         self.step_s = 0.0
+        self.started = asyncio.Event()
         self.generations: list[FakeGeneration] = []
         self.script: Callable[[RoutedRequest], Sequence[Step]] = lambda _: [
             TokenBatch([], FinishReason.STOP)
@@ -89,6 +90,7 @@ class FakeRouter:
     def generate(self, request: RoutedRequest) -> FakeGeneration:
         generation = FakeGeneration(request, self.script(request), step_s=self.step_s)
         self.generations.append(generation)
+        self.started.set()
         return generation
 
     def is_ready(self) -> bool:

@@ -11,7 +11,7 @@ BAD_HEADERS: list[list[tuple[str, str]]] = [
     [],
     [("authorization", "Bearer sk-wrong")],
     [("authorization", "Bearer sk-righ")],
-    [("authorization", "Bearer ")],
+    [("authorization", "Bearer")],
     [("authorization", f"bearer {KEY}")],
     [("authorization", KEY)],
     [("authorization", f"Basic {KEY}")],

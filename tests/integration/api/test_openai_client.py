@@ -121,11 +121,11 @@ async def test_an_error_inside_a_stream_reaches_the_client(site: Site) -> None:
         messages=MESSAGES,  # type: ignore[arg-type]
         stream=True,
     )
-    texts: list[str] = []
+    chunks = aiter(stream)
+    texts = [(await anext(chunks)).choices[0].delta.content for _ in range(4)]
+    assert texts == ["", "a", "b", "c"]
     with pytest.raises(openai.APIError):
-        async for chunk in stream:
-            texts.append(chunk.choices[0].delta.content or "")
-    assert "".join(texts) == "abc"
+        await anext(chunks)
 
 
 @pytest.mark.parametrize("stream", [False, True])
