@@ -30,7 +30,8 @@ def test_each_change_of_a_worker_or_link_is_told_once() -> None:
     told: list[tuple[str, str]] = []
     watch = WorkerWatch(lambda phase, text: told.append((phase, text)))
     link = {"peer": "prefill-0", "state": "connecting", "backend": "gloo", "reason": ""}
-    worker = {"id": "decode-0", "state": "ready", "pid": 7, "kv": {"total": 64}, "links": [link]}
+    worker = {"id": "decode-0", "pool": "decode", "state": "ready", "pid": 7}
+    worker |= {"kv": {"total": 64}, "links": [link]}
     watch.update({"workers": [worker]})
     watch.update({"workers": [worker]})
     link["state"] = "ready"

@@ -1,0 +1,194 @@
+"""`relevo serve` with one worker per pool: everything a person does in the first five minutes.
+
+One cluster for the module; the tests run in the order of the file, the last one stops it.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.served_cluster import RELEVO, ServedCluster, is_taken
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+
+BODY = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Say hello to the world."}],
+    "max_tokens": 8,
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path) -> Iterator[ServedCluster]:
+    shm = set(os.listdir("/dev/shm"))
+    served = ServedCluster.start(tiny_model, "router.local_prefill=never")
+    try:
+        served.wait_until_shown()
+        yield served
+    finally:
+        served.stop()
+    assert served.survivors() == []
+    assert set(os.listdir("/dev/shm")) - shm == set()
+
+
+def ask(cluster: ServedCluster, **fields: Any) -> dict[str, Any]:
+    response = httpx.post(f"{cluster.url}/v1/chat/completions", json=BODY | fields, timeout=90)
+    assert response.status_code == httpx.codes.OK, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def relevo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(RELEVO), *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_each_phase_and_worker_has_a_line_and_then_come_the_addresses(
+    cluster: ServedCluster,
+) -> None:
+    lines = [line for _, line in cluster.lines]
+    phases = [line.split()[2] for line in lines if line[:6].strip().replace(".", "").isdigit()]
+    for phase in ("config", "ray", "serve", "prefill-0", "decode-0"):
+        assert phase in phases, lines
+    rows = [line.split("  ")[1] for line in lines if line.startswith("  ") and "://" in line]
+    assert {"HTTP", "API docs", "Status", "Metrics", "Ray dashboard"} <= set(rows)
+    assert any(line.startswith("curl ") for line in lines)
+    assert cluster.errors == []
+
+
+def test_the_curl_line_works_as_it_stands(cluster: ServedCluster) -> None:
+    line = next(line for _, line in cluster.lines if line.startswith("curl "))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} -s"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_openai_client_streams_the_same_text(cluster: ServedCluster) -> None:
+    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
+    stream = client.chat.completions.create(**BODY, stream=True)  # type: ignore[call-overload]
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert streamed == text_of(ask(cluster))
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_the_hand_over_moved_kv(cluster: ServedCluster) -> None:
+    answer = ask(cluster, messages=[{"role": "user", "content": "Something else. " * 4}])
+    assert answer["usage"]["kv_transfer_time"] > 0
+    status = cluster.status()
+    assert status["state"] == "ready"
+    assert {worker["id"] for worker in status["workers"]} == {"prefill-0", "decode-0"}
+    for worker in status["workers"]:
+        kv = worker["kv"]
+        assert sum(count for name, count in kv.items() if name != "total") == kv["total"] == 64
+
+
+def test_grpc_says_that_it_serves(cluster: ServedCluster) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_status_command(cluster: ServedCluster) -> None:
+    done = relevo("status", "--url", cluster.url)
+    assert done.returncode == 0, done.stderr
+    assert "prefill-0" in done.stdout
+    assert "decode-0" in done.stdout
+    assert "gloo" in done.stdout
+    assert json.loads(relevo("status", "--url", cluster.url, "--json").stdout)["state"] == "ready"
+
+
+def test_chat_command_asks_once(cluster: ServedCluster) -> None:
+    question = BODY["messages"][0]["content"]  # type: ignore[index]
+    done = relevo("chat", "--url", cluster.url, "-q", question, "--stats", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    assert "TTFT" in done.stdout
+    assert "8 tokens in" in done.stdout
+
+
+def test_chat_command_keeps_a_conversation(cluster: ServedCluster) -> None:
+    done = subprocess.run(
+        [str(RELEVO), "chat", "--url", cluster.url, "--max-tokens", "4"],
+        input="one\ntwo\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("> ") == 3
+
+
+def test_our_sockets_are_on_loopback_only(cluster: ServedCluster) -> None:
+    own_ports = {cluster.http_port, cluster.grpc_port}
+    for child in psutil.Process(cluster.process.pid).children(recursive=True):
+        for connection in child.net_connections(kind="tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port in own_ports:
+                assert connection.laddr.ip.removeprefix("::ffff:") == "127.0.0.1"
+
+
+def test_metrics_reach_prometheus_both_ways(cluster: ServedCluster) -> None:
+    page = httpx.get(f"{cluster.url}/metrics", timeout=10).text
+    assert "relevo_requests_finished_total" in page
+    assert 'relevo_kv_blocks{pool="decode",state="free",worker="decode-0"}' in page
+    session = cluster.run_directory() / "ray" / "session_latest"
+    port = next(session.glob("metrics_export_port_*")).read_text().strip()
+    wanted = ("ray_relevo_requests_finished_total", "ray_relevo_kv_blocks")
+    deadline = time.monotonic() + 30  # Ray collects every few seconds
+    while time.monotonic() < deadline:
+        page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        if all(name in page for name in wanted):
+            return
+        time.sleep(1)
+    pytest.fail(f"not in Ray's metrics: {[name for name in wanted if name not in page]}")
+
+
+def test_the_secrets_are_for_their_owner_only(cluster: ServedCluster) -> None:
+    directory = cluster.run_directory()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / "token").stat().st_mode & 0o777 == 0o600
+    secret = (directory / "token").read_text().strip()
+    processes = [psutil.Process(cluster.process.pid)]
+    processes += processes[0].children(recursive=True)
+    for process in processes:
+        assert secret not in " ".join(process.cmdline())
+        assert secret not in "".join(process.environ().values())
+
+
+@pytest.mark.parametrize("worker_id", ["decode-0", "prefill-0"])
+def test_a_killed_worker_comes_back_and_the_request_waits(
+    cluster: ServedCluster, worker_id: str
+) -> None:
+    before = text_of(ask(cluster))
+    worker = cluster.worker(worker_id)
+    psutil.Process(worker["pid"]).kill()
+    assert text_of(ask(cluster)) == before
+    assert cluster.wait_for(worker_id, other_than=worker["incarnation"]) > worker["incarnation"]
+
+
+def test_sigterm_leaves_nothing(cluster: ServedCluster) -> None:
+    directory = cluster.run_directory()
+    assert cluster.stop() == 0, cluster.output()
+    assert cluster.errors == []
+    assert cluster.survivors() == []
+    assert not is_taken(cluster.http_port)
+    assert not is_taken(cluster.grpc_port)
+    assert not directory.exists()
