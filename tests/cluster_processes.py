@@ -16,7 +16,7 @@ from rpc.description import WorkerDescription
 from rpc.token import create_token
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 
 ENGINE = {
     "dtype": "float64",
@@ -128,11 +128,19 @@ class ClusterProcesses:
         self.workers.append(worker)
         return worker
 
-    def start_all(self, *, prefill: int = 1, decode: int = 1) -> list[WorkerDescription]:
-        """Start and await workers of both pools."""
-        started = [self.start("prefill", rank) for rank in range(prefill)]
-        started += [self.start("decode", rank) for rank in range(decode)]
-        return [self.wait_for(worker) for worker in started]
+    def newest(self, worker_id: str) -> WorkerProcess | None:
+        """The process that holds this place now, if it lives."""
+        for worker in reversed(self.workers):
+            if worker.worker_id == worker_id:
+                return worker if worker.process.poll() is None else None
+        return None
+
+    def ensure(self, *, prefill: int = 1, decode: int = 1) -> list[WorkerDescription]:
+        """Start what does not live of so many workers; importing torch is what a start costs."""
+        places = [("prefill", rank) for rank in range(prefill)]
+        places += [("decode", rank) for rank in range(decode)]
+        workers = [self.newest(f"{pool}-{rank}") or self.start(pool, rank) for pool, rank in places]
+        return [worker.description or self.wait_for(worker) for worker in workers]
 
     def wait_for(self, worker: WorkerProcess) -> WorkerDescription:
         """Read the one line a worker prints when it serves."""

@@ -36,6 +36,7 @@ class WatchedWorker:
     load: state_pb2.WorkerLoad | None = None
     block_hashes: set[bytes] = field(default_factory=set)
     metrics: dict[tuple[str, str], float] = field(default_factory=dict)
+    num_loads: int = 0
     is_lost: bool = False
 
     def take(self, response: state_pb2.WatchStateResponse) -> None:
@@ -52,6 +53,7 @@ class WatchedWorker:
                 self.block_hashes.update(events.stored)
             case "load":
                 self.load = response.load
+                self.num_loads += 1
                 for each in response.load.metrics:
                     label = each.labels.get("reason", each.labels.get("state", ""))
                     self.metrics[each.name, label] = each.value
@@ -212,11 +214,14 @@ class WorkerClient:
 
     async def until_quiet(self, *worker_ids: str, timeout_s: float = 2.0) -> None:
         """Wait until nothing runs and no block is used or held, and check every pool's sum."""
-        names = worker_ids or tuple(self.workers)
+        seen = {name: self.workers[name].num_loads for name in worker_ids or tuple(self.workers)}
 
         def is_quiet() -> bool:
-            loads = [self.workers[name].load for name in names]
-            return all(load is not None and _is_quiet(load) for load in loads)
+            # Only what is said from now on counts.
+            return all(
+                self.workers[name].num_loads > num_loads and _is_quiet(self.workers[name].load)
+                for name, num_loads in seen.items()
+            )
 
         await self.eventually(is_quiet, timeout_s=timeout_s, what="a quiet cluster")
 
