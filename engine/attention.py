@@ -6,6 +6,7 @@ pieces of prompts one by one. All it knows beyond that row rides the forward's k
 `attention_metadata`, so two engines in one process never meet.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class AttentionProbe:
     def __init__(self) -> None:
         self.layers: list[int] = []
         self.shapes: list[tuple[int, int, torch.dtype]] = []  # kv heads, head_dim, dtype
+        self.windows: dict[int, int | None] = {}
         self.extras: set[str] = set()
 
     def note(
@@ -40,12 +42,13 @@ class AttentionProbe:
         module: torch.nn.Module,
         key: torch.Tensor,
         value: torch.Tensor,
-        arguments: dict[str, Any],
+        arguments: Mapping[str, Any],
     ) -> None:
         """Remember one layer's call."""
         layer = module.layer_idx
         assert isinstance(layer, int)
         self.layers.append(layer)
+        self.windows[layer] = arguments["sliding_window"]
         for tensor in (key, value):
             self.shapes.append((tensor.shape[1], tensor.shape[3], tensor.dtype))
         self.extras |= {name for name in self.UNKNOWN_EXTRAS if arguments.get(name) is not None}
@@ -68,8 +71,10 @@ def paged_attention(  # noqa: PLR0913 - the signature is transformers'
 ) -> tuple[torch.Tensor, None]:
     """Attention of one layer over this step's row; [1, num_tokens, num_heads, head_dim]."""
     if isinstance(attention_metadata, AttentionProbe):
+        arguments["sliding_window"] = sliding_window
         attention_metadata.note(module, key, value, arguments)
-        return torch.zeros_like(query).transpose(1, 2), None
+        shape = (1, query.shape[2], query.shape[1], value.shape[3])
+        return query.new_zeros(shape), None
     layer = module.layer_idx
     assert isinstance(layer, int)
     kv_cache = attention_metadata.kv_cache

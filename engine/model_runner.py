@@ -17,10 +17,8 @@ from engine.kv_cache import KVCacheSpec
 
 logger = logging.getLogger(__name__)
 
-# Layers that keep a state instead of keys and values, by the names configs use for them.
-_STATEFUL_LAYERS = frozenset(
-    {"linear_attention", "conv", "mamba", "mamba2", "recurrent", "rglru", "rwkv", "hybrid"}
-)
+# Kinds of layers whose mask `paged_attention` can make.
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 # RoPE whose frequencies depend on the longest position in the call: a neighbour would change
 # a request. Up to the original length they are constant.
 _NEIGHBOUR_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -37,7 +35,7 @@ class ModelRunner:
         origin: dict[str, Any] = {"trust_remote_code": False}
         if config.model_revision and not Path(config.model_path).is_dir():
             origin["revision"] = config.model_revision
-        model_config = AutoConfig.from_pretrained(config.model_path, **origin)
+        model_config = _load(AutoConfig, config, **origin)
         text_config = model_config.get_text_config()
         _refuse_unservable(model_config, text_config)
         self.max_model_len = _max_model_len(config, text_config)
@@ -45,9 +43,9 @@ class ModelRunner:
         self.rope_variant = json.dumps(
             getattr(text_config, "rope_parameters", None), sort_keys=True, default=str
         )
-        loader: Any = AutoModelForCausalLM
-        self._model = loader.from_pretrained(
-            config.model_path,
+        self._model = _load(
+            AutoModelForCausalLM,
+            config,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
@@ -84,12 +82,16 @@ class ModelRunner:
                     logits_to_keep=torch.tensor([1], device=self.device),
                     attention_metadata=probe,
                 )
-        except (TypeError, AttributeError, RuntimeError) as error:
+        except (TypeError, AttributeError, KeyError, RuntimeError) as error:
             raise ValueError(
                 f"Got a {kind!r} model but expected one whose attention can be replaced: {error}"
             ) from error
         if probe.extras:
             raise ValueError(f"Got a {kind!r} model with {sorted(probe.extras)}: not supported")
+        if (wanted := _wanted_windows(text_config)) and wanted != {
+            layer: window is not None for layer, window in probe.windows.items()
+        }:
+            raise ValueError(f"Got a {kind!r} model whose layers do not tell their sliding window")
         num_layers = int(text_config.num_hidden_layers)
         if sorted(probe.layers) != list(range(num_layers)) or len(set(probe.shapes)) != 1:
             raise ValueError(
@@ -107,6 +109,16 @@ class ModelRunner:
         )
 
 
+def _load(loader: Any, config: EngineConfig, **arguments: Any) -> Any:
+    try:
+        return loader.from_pretrained(config.model_path, **arguments)
+    except (KeyError, OSError, ValueError) as error:
+        raise ValueError(
+            f"Got {config.model_path = } but expected a safetensors checkpoint of a model whose "
+            f"attention can be replaced: {str(error).splitlines()[0]}"
+        ) from error
+
+
 def _choose_device(wanted: str) -> torch.device:
     if wanted != "auto":
         return torch.device(wanted)
@@ -118,12 +130,23 @@ def _refuse_unservable(model_config: Any, text_config: Any) -> None:
     if getattr(model_config, "is_encoder_decoder", False):
         raise ValueError(f"Got a {kind!r} model but expected a decoder: it has an encoder")
     layer_types = set(getattr(text_config, "layer_types", None) or ())
-    if stateful := layer_types & _STATEFUL_LAYERS:
+    if unknown := layer_types - _KNOWN_LAYERS:
         raise ValueError(
-            f"Got a {kind!r} model with {sorted(stateful)} layers but expected attention only"
+            f"Got a {kind!r} model with {sorted(unknown)} layers but expected full or sliding "
+            f"attention only"
         )
     if getattr(text_config, "num_kv_shared_layers", 0):
         raise ValueError(f"Got a {kind!r} model but expected layers that share no KV")
+
+
+def _wanted_windows(text_config: Any) -> dict[int, bool]:
+    """Which layers must see a window, by the config; empty when it does not say."""
+    layer_types = getattr(text_config, "layer_types", None)
+    if layer_types:
+        return {n: kind == "sliding_attention" for n, kind in enumerate(layer_types)}
+    if getattr(text_config, "sliding_window", None):
+        return dict.fromkeys(range(int(text_config.num_hidden_layers)), True)
+    return {}
 
 
 def _rope_parts(text_config: Any) -> list[Mapping[str, Any]]:
