@@ -11,14 +11,15 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import grpc
 from relevo.v1 import common_pb2, decode_pb2, prefill_pb2
 
-from router.failures import failure_of
+from router.failures import failure_of, failure_on
 from router.legs import AttemptPlan, open_decode, open_prefill
 from router.request import FinishReason
 from router.retry import Failure
@@ -79,9 +80,9 @@ class Attempt:
         """Serve; a failure is returned, not raised."""
         self._merger.start_attempt()
         plan = self._plan
-        legs = [asyncio.create_task(self._guard(plan.decode, self._run_decode()))]
+        legs = [asyncio.create_task(self._guard(plan.decode, self._run_decode))]
         if plan.prefill is not None:
-            leg = self._guard(plan.prefill, self._run_prefill(plan.prefill))
+            leg = self._guard(plan.prefill, partial(self._run_prefill, plan.prefill))
             legs.append(asyncio.create_task(leg))
         for worker in plan.workers:
             worker.attempts.add(self)
@@ -110,7 +111,7 @@ class Attempt:
         if is_prefill and self._has_tokens:
             return
         worker = plan.prefill if plan.prefill is not None and is_prefill else plan.decode
-        self._settle(self._failure(worker, "lost", reason))
+        self._settle(failure_on(worker.key, "lost", reason))
 
     @property
     def _has_tokens(self) -> bool:
@@ -120,24 +121,24 @@ class Attempt:
         if not self._settled.done():
             self._settled.set_result(result)
 
-    async def _guard(self, worker: WorkerState, leg: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, worker: WorkerState, leg: Callable[[], Awaitable[None]]) -> None:
         """The one place where a leg's exceptions become a failure."""
         try:
-            await leg
+            await leg()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Not we were cancelled but the call: someone closed its channel.
-            self._leg_failed(worker, self._failure(worker, "lost", "its channel was closed"))
+            self._leg_failed(worker, failure_on(worker.key, "lost", "its channel was closed"))
         except grpc.aio.AioRpcError as error:
             has_answered = worker.key in self._answered
             self._leg_failed(worker, failure_of(error, worker.key, has_answered=has_answered))
         except TokenGapError as error:
-            self._settle(self._failure(worker, "gap", str(error)))
+            self._settle(failure_on(worker.key, "gap", str(error)))
         except Exception as error:
             _LOGGER.exception("A leg on %s broke", worker.key.worker_id)
-            self._leg_failed(worker, self._failure(worker, "error", repr(error)))
+            self._leg_failed(worker, failure_on(worker.key, "error", repr(error)))
 
     def _leg_failed(self, worker: WorkerState, failure: Failure) -> None:
         prefill = self._plan.prefill
@@ -163,7 +164,7 @@ class Attempt:
             call.cancel()
         self._prefill_call_ended = True
         if not self._prefill_over.is_set() and not self._has_tokens:
-            self._settle(self._failure(worker, "error", "prefill ended without a token"))
+            self._settle(failure_on(worker.key, "error", "prefill ended without a token"))
         self._prefill_over.set()
         self._merger.close_gap()
 
@@ -189,7 +190,7 @@ class Attempt:
         finally:
             call.cancel()
         if self._finish_reason is None:
-            self._settle(self._failure(worker, "error", "the stream ended without a finish"))
+            self._settle(failure_on(worker.key, "error", "the stream ended without a finish"))
 
     async def _take_decode(self, response: decode_pb2.DecodeResponse, worker: WorkerState) -> None:
         record, is_local = self._record, self._plan.prefill is None
@@ -237,17 +238,8 @@ class Attempt:
 
     def _ended_badly(self, tokens: common_pb2.Tokens, worker: WorkerState) -> Failure:
         if tokens.finish_reason == common_pb2.FINISH_REASON_MIGRATE:
-            return self._failure(worker, "migrate", "it drains")
-        return self._failure(worker, "error", tokens.error or "the request was ended there")
-
-    @staticmethod
-    def _failure(worker: WorkerState, cause: str, message: str) -> Failure:
-        return Failure(
-            cause=cause,
-            message=f"{worker.key.worker_id}: {message}",
-            was_admitted=True,
-            workers=frozenset({worker.key}),
-        )
+            return failure_on(worker.key, "migrate", "it drains")
+        return failure_on(worker.key, "error", tokens.error or "the request was ended there")
 
 
 async def _wait_briefly(event: Awaitable[object]) -> None:

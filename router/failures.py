@@ -58,6 +58,16 @@ def failure_of(error: grpc.aio.AioRpcError, key: WorkerKey, *, has_answered: boo
     )
 
 
+def failure_on(key: WorkerKey, cause: str, message: str) -> Failure:
+    """A failure after admission that no status told."""
+    return Failure(
+        cause=cause,
+        message=f"{key.worker_id}: {message}",
+        was_admitted=True,
+        workers=frozenset({key}),
+    )
+
+
 def raise_if_final(failure: Failure, *, time_left_s: float) -> None:
     """Raise what no other worker could change."""
     if failure.cause == "invalid":

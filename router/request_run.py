@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -33,6 +34,8 @@ from router.worker_view import WorkerKey
 from router.workers import Workers
 from rpc.channel import ChannelPool
 from telemetry import attributes, tracing
+
+SpanAttributes: TypeAlias = dict[str, str | int | float | bool]
 
 UNREACHED_CAUSES = frozenset({"unreachable", "stale", "lost"})
 
@@ -105,16 +108,14 @@ class RequestRun:
             is_admitted=self._epoch > 0,
         )
         self._timeline.add_queue(route.waited_s)
+        if route.waited_s > 0.0:
+            _record_span(attributes.SPAN_QUEUE, start_ns, route.waited_s)
         if self._epoch == 0:
             self.num_predicted_tokens = route.num_predicted_tokens
-        dispatcher.routes.append((self._request.request_id, self._epoch, route))
-        tracing.record_span(
-            attributes.SPAN_ROUTE,
-            start_ns=start_ns,
-            duration_s=self._services.now() - started_at_s,
-            parent=tracing.current_context(),
-            attributes=_route_attributes(route),
-        )
+        dispatcher.routes.append((self._request.request_id, self._epoch + 1, route))
+        duration_s = self._services.now() - started_at_s - route.waited_s
+        routing_ns = start_ns + round(route.waited_s * 1e9)
+        _record_span(attributes.SPAN_ROUTE, routing_ns, duration_s, _route_attributes(route))
         return route
 
     async def _try(self, route: Route, deliver: Deliver) -> FinishReason | Failure:
@@ -190,9 +191,21 @@ class RequestRun:
             workers.look_again()
 
 
-def _route_attributes(route: Route) -> dict[str, str | int | float | bool]:
+def _record_span(
+    name: str, start_ns: int, duration_s: float, facts: SpanAttributes | None = None
+) -> None:
+    tracing.record_span(
+        name,
+        start_ns=start_ns,
+        duration_s=duration_s,
+        parent=tracing.current_context(),
+        attributes=facts,
+    )
+
+
+def _route_attributes(route: Route) -> SpanAttributes:
     decision = route.decision
-    values: dict[str, str | int | float | bool] = {
+    values: SpanAttributes = {
         attributes.RELEVO_DECODE_WORKER: route.decode.key.worker_id,
         attributes.RELEVO_PREFILL_WORKER: route.prefill.key.worker_id if route.prefill else "",
     }
@@ -205,7 +218,7 @@ def _route_attributes(route: Route) -> dict[str, str | int | float | bool]:
     return values
 
 
-def _attempt_attributes(plan: AttemptPlan) -> dict[str, str | int | float | bool]:
+def _attempt_attributes(plan: AttemptPlan) -> SpanAttributes:
     return {
         attributes.RELEVO_REQUEST_ID: plan.request.request_id,
         attributes.RELEVO_EPOCH: plan.epoch,

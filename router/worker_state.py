@@ -7,7 +7,6 @@ any -> lost: the stream broke, or no sign of life for too long; the next Hello r
 
 import enum
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from relevo.v1 import state_pb2
@@ -15,7 +14,8 @@ from relevo.v1 import state_pb2
 from engine.block_hash import BlockHash
 from router.picks import Picks
 from router.prefix_index import PrefixIndex
-from router.worker_view import LinkView, Pending, WorkerKey, WorkerView
+from router.view_builder import Standing, build_view
+from router.worker_view import Pending, WorkerKey, WorkerView
 from rpc.description import WorkerDescription
 
 MIN_FROZEN_S = 2.0
@@ -230,54 +230,14 @@ class WorkerState:
     def view(self) -> WorkerView | None:
         """Frozen data of this moment; None before the Hello."""
         if self._view is None and self.hello is not None:
-            self._view = self._build_view(self.hello)
+            standing = Standing(
+                is_routable=self.is_routable,
+                has_refused=self.has_refused,
+                pending=self._picks.total(),
+                distrusted_links=self._distrusted_links,
+            )
+            self._view = build_view(self.hello, self.load, standing)
         return self._view
-
-    def _build_view(self, hello: state_pb2.WatchStateResponse.Hello) -> WorkerView:
-        view = WorkerView(
-            key=self.key,
-            pool=hello.pool,
-            is_routable=self.is_routable,
-            has_refused=self.has_refused,
-            max_num_seqs=hello.max_num_seqs,
-            max_model_len=hello.max_model_len,
-            max_num_batched_tokens=hello.max_num_batched_tokens,
-            block_size=max(hello.layout.block_size, 1),
-            hash_root=BlockHash(hello.hash_root),
-            num_kv_blocks=hello.num_kv_blocks,
-            kv_bytes_per_token=hello.kv_bytes_per_token,
-            pending=self._picks.total(),
-        )
-        return view if self.load is None else self._add_load(view, self.load)
-
-    def _add_load(self, view: WorkerView, load: state_pb2.WorkerLoad) -> WorkerView:
-        links = {_peer_of(link): _view_link(link) for link in load.links if link.state == "ready"}
-        for peer in self._distrusted_links:
-            links.pop(peer, None)
-        return replace(
-            view,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_transferring=load.num_transferring,
-            num_waiting_uncached_tokens=load.num_waiting_uncached_tokens,
-            num_free_blocks=load.blocks.free + load.blocks.cached,
-            num_used_blocks=load.blocks.used,
-            prefill_tokens_per_s=load.prefill_tokens_per_s,
-            step_s=load.step_s,
-            links=links,
-        )
-
-
-def _peer_of(link: state_pb2.LinkStatus) -> WorkerKey:
-    return WorkerKey(link.peer_id, link.peer_incarnation)
-
-
-def _view_link(link: state_pb2.LinkStatus) -> LinkView:
-    return LinkView(
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-        latency_s=link.latency_s,
-        queued_bytes=link.queued_bytes,
-    )
 
 
 def _hashes(raw: Iterable[bytes]) -> list[BlockHash]:

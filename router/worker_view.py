@@ -68,8 +68,13 @@ class WorkerView:
     @property
     def num_requests(self) -> int:
         """Requests this worker has or will have, as far as we know."""
-        own = self.num_running + self.num_waiting + self.num_transferring
-        return own + self.pending.num_requests
+        num_engine = self.num_running + self.num_waiting
+        if self.pool == PREFILL:
+            # A transfer is open from a prompt's admission until its KV is released.
+            num_own = max(num_engine, self.num_transferring)
+        else:
+            num_own = num_engine + self.num_transferring
+        return num_own + self.pending.num_requests
 
     @property
     def num_tokens_ahead(self) -> int:

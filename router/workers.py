@@ -1,8 +1,8 @@
 """Who is alive, how loaded, and what they cache: fed by discovery and the workers' state streams.
 
-Tasks: one asks discovery (every 2 s, every 0.25 s for a while after a change or a broken stream),
-one looks for frozen workers, and each worker process has one that holds its state stream and, for
-a decode worker, one that tells it its peers. Nothing here runs on the path of a request.
+Tasks: one asks discovery (poller.py), one looks for frozen workers, and each worker process has
+one that holds its state stream (watch.py) and, for a decode worker, one that tells it its peers
+(peers.py). Nothing here runs on the path of a request.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from relevo.v1 import common_pb2
 
 from router.discovery import Discovery
 from router.peers import PeerAnnouncer
+from router.poller import DiscoveryPoller
 from router.prefix_index import PrefixIndex
 from router.watch import watch_worker
 from router.worker_state import WorkerState
@@ -20,10 +21,6 @@ from router.worker_view import DECODE, PREFILL, WorkerKey, WorkerView
 from rpc.channel import ChannelPool
 from rpc.description import WorkerDescription
 
-STABLE_POLL_S = 2.0
-FAST_POLL_S = 0.25
-FAST_FOR_S = 5.0  # after a change or a broken stream
-DESCRIBE_TIMEOUT_S = 5.0
 LIFE_CHECK_S = 0.25
 LOST_SHOWN_S = 60.0
 
@@ -45,7 +42,6 @@ class Workers:
         on_change: Callable[[], None],
         now: Callable[[], float],
     ) -> None:
-        self._discovery = discovery
         self._channels = channels
         self._ingress_id = ingress_id
         self._on_change = on_change
@@ -55,14 +51,15 @@ class Workers:
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
         self._announcers: dict[WorkerKey, PeerAnnouncer] = {}
         self._background: list[asyncio.Task[None]] = []
-        self._poll_now = asyncio.Event()
-        self._fast_until_s = 0.0
+        self._poller = DiscoveryPoller(
+            discovery, apply=self.apply_descriptions, is_in_need=self._has_nobody, now=now
+        )
+        self.look_again = self._poller.look_again
 
     async def start(self) -> None:
         """Begin to look for workers; returns at once."""
-        self.look_again()
         self._background = [
-            asyncio.create_task(self._keep_polling(), name="router-discovery"),
+            asyncio.create_task(self._poller.run(), name="router-discovery"),
             asyncio.create_task(self._keep_checking_life(), name="router-life"),
         ]
 
@@ -100,38 +97,7 @@ class Workers:
         for worker in self._workers.values():
             worker.distrust_link(peer)
 
-    def look_again(self) -> None:
-        """Something changed or failed: ask discovery now, and often for a while."""
-        self._fast_until_s = self._now() + FAST_FOR_S
-        self._poll_now.set()
-
     # Discovery.
-
-    async def _keep_polling(self) -> None:
-        while True:
-            self._poll_now.clear()
-            await self._poll()
-            is_fast = self._now() < self._fast_until_s or not any(
-                worker.is_connected for worker in self._workers.values()
-            )
-            # A burst of reports must not become a burst of polls.
-            await asyncio.sleep(FAST_POLL_S)
-            if is_fast:
-                continue
-            try:
-                async with asyncio.timeout(STABLE_POLL_S - FAST_POLL_S):
-                    await self._poll_now.wait()
-            except TimeoutError:
-                continue
-
-    async def _poll(self) -> None:
-        try:
-            async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
-                descriptions = await self._discovery.describe()
-        except Exception:
-            _LOGGER.warning("Discovery failed", exc_info=True)
-            return
-        self.apply_descriptions(descriptions)
 
     def apply_descriptions(self, descriptions: Sequence[WorkerDescription]) -> None:
         """Follow new workers; mark the ones that are no longer described."""
@@ -142,6 +108,9 @@ class Workers:
             if not self._is_superseded(key) and not self._is_followed(key):
                 self._follow(key, description)
         self._forget_old()
+
+    def _has_nobody(self) -> bool:
+        return not any(worker.is_connected for worker in self._workers.values())
 
     def _is_followed(self, key: WorkerKey) -> bool:
         return key in self._tasks and not self._tasks[key].done()
