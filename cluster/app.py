@@ -40,9 +40,11 @@ def build_app(args: Mapping[str, Any]) -> Application:
     pools = []
     if config.prefill.replicas:
         prefill = rooms.prefill_worker_config(config, num_threads=num_threads)
-        pools.append(_workers("PrefillWorker", PrefillWorkerReplica, config.prefill).bind(prefill))
+        deployment = _workers("PrefillWorker", PrefillWorkerReplica, config.prefill)
+        pools.append(deployment.bind(prefill, with_ray_sink))
     decode = rooms.decode_worker_config(config, num_threads=num_threads)
-    pools.append(_workers("DecodeWorker", DecodeWorkerReplica, config.decode).bind(decode))
+    deployment = _workers("DecodeWorker", DecodeWorkerReplica, config.decode)
+    pools.append(deployment.bind(decode, with_ray_sink))
     return _ingress(config).bind(_ingress_settings(config), *pools)
 
 

@@ -46,7 +46,7 @@ from rpc.server import WorkerServer
 from rpc.state_feed import StateFeed
 from rpc.token import read_token
 from rpc.worker_load import to_worker_load
-from rpc.worker_metrics import WorkerMetrics
+from rpc.worker_metrics import WorkerMetrics, WrapSink
 from rpc.worker_service import WorkerService
 from telemetry import metrics, tracing
 
@@ -60,7 +60,13 @@ class DecodeWorker:
     """Owns every part of one decode worker, from `start` to `stop`, once."""
 
     def __init__(
-        self, config: DecodeWorkerConfig, *, worker_id: str, incarnation: int, node_id: str = ""
+        self,
+        config: DecodeWorkerConfig,
+        *,
+        worker_id: str,
+        incarnation: int,
+        node_id: str = "",
+        wrap_sink: WrapSink | None = None,
     ) -> None:
         self._config = config
         self._description = WorkerDescription(
@@ -71,7 +77,7 @@ class DecodeWorker:
             node_id=node_id,
             pid=os.getpid(),
         )
-        self._metrics = WorkerMetrics(pool=POOL, worker_id=worker_id)
+        self._metrics = WorkerMetrics(pool=POOL, worker_id=worker_id, wrap_sink=wrap_sink)
         self._admission = Admission(incarnation=incarnation, max_waiting=config.max_waiting)
         # What `stop` undoes, last first; a start that failed half way leaves its first half here.
         self._stack = contextlib.AsyncExitStack()

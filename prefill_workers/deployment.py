@@ -11,6 +11,7 @@ from ray import serve
 
 from kv_transfer import nccl_settings
 from prefill_workers.config import PrefillWorkerConfig
+from rpc.worker_metrics import WrapSink
 from telemetry.logs import set_up_logging
 
 _log = logging.getLogger(__name__)
@@ -21,7 +22,9 @@ class PrefillWorkerReplica:
 
     _worker: Any = None  # until __init__ made it; __del__ runs after a failed one too
 
-    async def __init__(self, config: PrefillWorkerConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: PrefillWorkerConfig, wrap_sink: WrapSink
+    ) -> None:
         set_up_logging()
         self._config = config
         self._worker_id = f"prefill-{serve.get_replica_context().rank.rank}"
@@ -37,6 +40,7 @@ class PrefillWorkerReplica:
             # replica before this one.
             incarnation=time.time_ns() // 1000,
             node_id=ray.get_runtime_context().get_node_id(),
+            wrap_sink=wrap_sink,
         )
         await self._worker.start()
         _log.info("%s serves at %s", self._worker_id, self._worker.describe().address)

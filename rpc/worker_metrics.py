@@ -1,21 +1,24 @@
 """The series of one worker: gauges set from its load, counters raised to others' totals."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from relevo.v1 import state_pb2
 
 from engine.load import EngineLoad
 from telemetry import metrics
-from telemetry.metrics import Metrics
+from telemetry.metrics import Metrics, MetricSink
 from telemetry.prometheus_sink import PrometheusSink
+
+WrapSink = Callable[[MetricSink], MetricSink]  # puts a second sink beside the first
 
 
 class WorkerMetrics:
     """Owns the sink of one worker. Invariant: every series it reports names its worker."""
 
-    def __init__(self, *, pool: str, worker_id: str) -> None:
+    def __init__(self, *, pool: str, worker_id: str, wrap_sink: WrapSink | None = None) -> None:
         self._sink = PrometheusSink()
-        self._metrics = Metrics(self._sink, labels={"pool": pool, "worker": worker_id})
+        sink = wrap_sink(self._sink) if wrap_sink else self._sink
+        self._metrics = Metrics(sink, labels={"pool": pool, "worker": worker_id})
         self._totals: dict[tuple[str, str], float] = {}
 
     def set(self, name: str, value: float) -> None:

@@ -25,7 +25,6 @@ SMALL = (
     "engine.num_kv_blocks=64",
     "engine.max_num_seqs=8",
     "engine.max_num_batched_tokens=64",
-    "engine.max_model_len=512",
     "engine.num_threads=1",
     "kv_transfer.digest_sample=1.0",
     "prefill.drain_s=6",
