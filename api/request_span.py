@@ -1,5 +1,6 @@
-"""What the span of a request says about it; never a word of its text."""
+"""What the span and the log say about a request; never a word of its text."""
 
+import logging
 from collections.abc import Sequence
 
 from opentelemetry.trace import Span
@@ -9,6 +10,8 @@ from api.text_stream import TextStream
 from api.usage import Usage
 from telemetry import attributes
 from telemetry.logs import request_id
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def describe_request(
@@ -32,9 +35,21 @@ def describe_request(
 
 
 def describe_answer(span: Span, response_id: str, streams: Sequence[TextStream]) -> None:
-    """Write down what came of it."""
+    """Write down what came of it, in the span and in one line of the log."""
     usage = Usage.of(streams)
     report = streams[0].report
+    _LOGGER.info(
+        "%s: %d+%d tokens (%d cached), %s, first token %s s, %.3f s in all, %s -> %s",
+        response_id,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        ",".join(stream.finish_reason or "cut off" for stream in streams),
+        "-" if report.first_token_s is None else f"{report.first_token_s:.3f}",
+        report.elapsed_s,
+        report.prefill_worker_id or "alone",
+        report.decode_worker_id or "nowhere",
+    )
     span.set_attributes(
         {
             attributes.GEN_AI_RESPONSE_ID: response_id,

@@ -1,0 +1,123 @@
+"""Text in, text out, through real workers: ingress, router, a prefill and a decode process."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import httpx
+import pytest
+from relevo.v1 import inference_pb2, inference_pb2_grpc
+
+from api.config import IngressConfig, ModelConfig
+from api.ingress import Ingress
+from router.config import RouterConfig
+from router.discovery import StaticDiscovery
+from router.router import Router
+from rpc.channel import ChannelPool
+from rpc.config import RpcConfig
+from rpc.token import read_token
+from telemetry.metrics import Metrics
+from telemetry.prometheus_sink import PrometheusSink
+from tests.cluster_processes import ClusterProcesses
+from tests.tiny_model import make_tiny_model
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 3
+BODY = {"model": "tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+
+
+@pytest.fixture
+async def ingress(tmp_path: Path) -> AsyncIterator[Ingress]:
+    model_path = make_tiny_model(tmp_path / "model")
+    cluster = ClusterProcesses(tmp_path, model_path)
+    try:
+        descriptions = await asyncio.to_thread(cluster.ensure, prefill=1, decode=1)
+        sink = PrometheusSink()
+        channels = ChannelPool(token=read_token(cluster.token_file), config=RpcConfig())
+        router = Router(
+            RouterConfig(local_prefill="never"),
+            StaticDiscovery(descriptions),
+            channels,
+            ingress_id="ingress",
+            metrics=Metrics(sink),
+            rng=random.Random(1),
+        )
+        ingress = Ingress(
+            IngressConfig(http_port=0, grpc_port=0, drain_s=1.0),
+            ModelConfig(model_id="tiny", path=str(model_path)),
+            router=router,
+            sink=sink,
+        )
+        await router.start()
+        await ingress.start()
+        yield ingress
+        await ingress.stop()
+        await router.stop()
+        await channels.close()
+    finally:
+        await asyncio.to_thread(cluster.stop_all)
+
+
+async def until_ready(http: httpx.AsyncClient) -> None:
+    deadline = time.monotonic() + 60
+    while (await http.get("/ready")).status_code != 200:
+        assert time.monotonic() < deadline, (await http.get("/v1/status")).text
+        await asyncio.sleep(0.1)
+
+
+async def quiescent(http: httpx.AsyncClient) -> None:
+    """Nothing runs and no block is used or held in any pool, within two seconds."""
+    deadline = time.monotonic() + 2
+    while True:
+        loads = (await http.get("/v1/loads")).json()["workers"]
+        blocks = [load["blocks"] for load in loads]
+        is_quiet = all(load["num_running"] + load["num_waiting"] == 0 for load in loads)
+        if is_quiet and all(each["used"] + each["held"] == 0 for each in blocks):
+            return
+        assert time.monotonic() < deadline, loads
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_text_goes_the_whole_way_and_leaves_nothing_behind(ingress: Ingress) -> None:
+    url = f"http://127.0.0.1:{ingress.http_port}"
+    async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as http:
+        early = await http.post("/v1/completions", json=BODY)
+        assert early.status_code in {200, 503}
+        await until_ready(http)
+        cold = (await http.post("/v1/completions", json=BODY)).json()
+        warm = (await http.post("/v1/completions", json=BODY)).json()
+        assert cold["choices"] == warm["choices"]
+        assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        total = warm["usage"]["prompt_time"] + warm["usage"]["completion_time"]
+        assert abs(warm["usage"]["total_time"] - total) < 1e-9
+
+        streamed = await http.post("/v1/completions", json={**BODY, "stream": True})
+        text = "".join(
+            httpx.Response(200, content=line[6:]).json()["choices"][0]["text"]
+            for line in streamed.text.splitlines()
+            if line.startswith("data: {")
+        )
+        assert text == cold["choices"][0]["text"]
+
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ingress.grpc_port}") as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            generation = inference_pb2.Generation(
+                model="tiny", text=PROMPT, temperature=0, max_tokens=24, ignore_eos=True
+            )
+            whole = await stub.Generate(inference_pb2.GenerateRequest(generation=generation))
+            assert whole.text == text
+            assert whole.usage.completion_tokens == 24
+
+        too_long = await http.post("/v1/completions", json={**BODY, "max_tokens": 10_000})
+        assert too_long.status_code == 400
+
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/v1/completions", json={**BODY, "max_tokens": 300}, timeout=0.2)
+        await quiescent(http)
+        metrics = (await http.get("/metrics")).text
+        assert 'relevo_requests_finished_total{finish_reason="length"}' in metrics
+        assert "relevo_kv_blocks{" in metrics
