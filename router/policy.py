@@ -76,9 +76,9 @@ class Decision:
 
 
 class Filter(Protocol):
-    """Keeps the choices that may be taken; never raises, never adds."""
+    """Keeps the workers that may be taken; never raises, never adds."""
 
-    def __call__(self, request: RouteRequest, choices: Sequence[Choice]) -> list[Choice]:
+    def __call__(self, request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
         """Return the kept ones in order."""
         ...
 
@@ -111,22 +111,15 @@ def list_choices(
     return pairs + [Choice(prefill=None, decode=worker) for worker in takers]
 
 
-def keep_fitting(request: RouteRequest, choices: Sequence[Choice]) -> list[Choice]:
+def keep_fitting(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
     """Drop workers whose whole pool is too small."""
-    num_tokens = request.num_tokens
-    return [c for c in choices if all(w.could_hold(num_tokens) for w in c.workers)]
+    return [worker for worker in workers if worker.could_hold(request.num_tokens)]
 
 
-def keep_with_room(request: RouteRequest, choices: Sequence[Choice]) -> list[Choice]:
+def keep_with_room(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
     """Drop workers that just refused, or that have two batches already."""
     del request
-    return [c for c in choices if not any(map(_is_full, c.workers))]
-
-
-def prefer_not_excluded(request: RouteRequest, choices: Sequence[Choice]) -> list[Choice]:
-    """Avoid workers that failed this request, unless only they are left."""
-    others = [c for c in choices if not any(w.key in request.excluded for w in c.workers)]
-    return others or list(choices)
+    return [worker for worker in workers if not _is_full(worker)]
 
 
 def score_by_time(request: RouteRequest, choice: Choice) -> Cost:
@@ -159,7 +152,7 @@ class CheapestPicker:
         )
 
 
-FILTERS: tuple[Filter, ...] = (keep_fitting, keep_with_room, prefer_not_excluded)
+FILTERS: tuple[Filter, ...] = (keep_fitting, keep_with_room)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,21 +168,27 @@ class Policy:
         self, request: RouteRequest, prefill: Sequence[WorkerView], decode: Sequence[WorkerView]
     ) -> Decision | None:
         """Decide, or return None while no choice exists."""
-        choices = self._list_choices(request, prefill, decode)
         for keep in self.filters:
-            choices = keep(request, choices)
+            prefill, decode = keep(request, prefill), keep(request, decode)
+        choices = self._list_choices(prefill, decode, request.excluded)
+        if not choices and request.excluded:
+            choices = self._list_choices(prefill, decode, frozenset())
         if not choices:
             return None
         scored = [ScoredChoice(choice=c, cost=self.scorer(request, c)) for c in choices]
         return replace(self.picker(scored), hits=request.hits)
 
     def _list_choices(
-        self, request: RouteRequest, prefill: Sequence[WorkerView], decode: Sequence[WorkerView]
+        self,
+        prefill: Sequence[WorkerView],
+        decode: Sequence[WorkerView],
+        excluded: frozenset[WorkerKey],
     ) -> list[Choice]:
-        # A prefill worker that failed this request counts as dead: `fallback` may go on alone.
-        if self.local_prefill == "fallback":
-            prefill = [worker for worker in prefill if worker.key not in request.excluded]
-        return list_choices(prefill, decode, local_prefill=self.local_prefill)
+        return list_choices(
+            [worker for worker in prefill if worker.key not in excluded],
+            [worker for worker in decode if worker.key not in excluded],
+            local_prefill=self.local_prefill,
+        )
 
 
 def _is_full(worker: WorkerView) -> bool:

@@ -81,18 +81,26 @@ class PrefixIndex:
     ) -> dict[WorkerKey, BlockHit]:
         """How many leading blocks each of `keys` holds; workers without any are left out."""
         hits: dict[WorkerKey, BlockHit] = {}
-        alive = set(keys)
-        confirmed = dict.fromkeys(keys, 0)
+        alive = list(keys)
+        first_predicted: dict[WorkerKey, int] = {}
         for depth, block_hash in enumerate(block_hashes):
             holders = self._holders.get(block_hash, {})
-            alive = {key for key in alive if holders.get(key, 0.0) > now_s}
+            still_alive = []
+            for key in alive:
+                until = holders.get(key, 0.0)
+                if until <= now_s:
+                    hits[key] = BlockHit(depth, first_predicted.get(key, depth))
+                    continue
+                still_alive.append(key)
+                if until != math.inf:
+                    first_predicted.setdefault(key, depth)
+            alive = still_alive
             if not alive:
                 break
-            for key in alive:
-                if holders[key] == math.inf and confirmed[key] == depth:
-                    confirmed[key] = depth + 1
-                hits[key] = BlockHit(depth + 1, confirmed[key])
-        return hits
+        depth = len(block_hashes)
+        for key in alive:
+            hits[key] = BlockHit(depth, first_predicted.get(key, depth))
+        return {key: hit for key, hit in hits.items() if hit.num_blocks > 0}
 
     def num_entries(self, key: WorkerKey | None = None) -> int:
         """Entries of one worker, or of all."""
