@@ -16,6 +16,7 @@ and the router tries again elsewhere.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -23,16 +24,15 @@ from functools import partial
 
 from decode_workers.trace import DecodeTrace
 from engine.engine_loop import EngineLoop
+from engine.engine_thread import EngineFailedError, EngineStoppedError
 from engine.request import FinishReason, Request, RequestOutput
 from engine.request_stream import RequestStream
 from faults.plan import fault_point_async
-from kv_transfer.control import TransferControl, TransferFailedError, WorkerRef
+from kv_transfer.control import PeerInfo, TransferControl, TransferFailedError, WorkerRef
 from kv_transfer.link_dialer import LinkDialer
 from kv_transfer.receiver import KVReceiver, Received, ReceiveOrder
 from rpc.admission import Admission, Leg
-from rpc.errors import RequestFailedError, TransferLostError
-
-MIN_RETRY_AFTER_S = 0.1
+from rpc.errors import RequestFailedError, TransferLostError, WorkerUnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Decoding:
         dialer: LinkDialer,
         receiver: KVReceiver,
         admission: Admission,
-        open_control: Callable[[str], TransferControl],
+        open_control: Callable[[PeerInfo], TransferControl],
         retry_after_s: Callable[[], float],
     ) -> None:
         self._engine_loop = engine_loop
@@ -84,24 +84,29 @@ class Decoding:
         self._admission = admission
         self._open_control = open_control
         self._retry_after_s = retry_after_s
+        self._attempts = itertools.count()
 
     async def decode(
         self, order: DecodeOrder
     ) -> AsyncGenerator[Admitted | Arrived | RequestOutput]:
         """Stream what happens to one request, its tokens above all."""
         request = order.request
+        trace = DecodeTrace(request, order.transfer_id)
+        # Another attempt of the same request may still be on its way out here.
+        request.request_id = f"{request.request_id}/{next(self._attempts)}"
         await fault_point_async("admission", request_label=request.request_label)
         with self._admission.admit(
             request.request_id,
             incarnation=order.decode_incarnation,
-            retry_after_s=max(MIN_RETRY_AFTER_S, self._retry_after_s()),
+            retry_after_s=self._retry_after_s(),
         ) as leg:
-            trace = DecodeTrace(request, order.transfer_id)
             yield Admitted()
             try:
                 async with aclosing(self._work(order, leg, trace)) as messages:
                     async for message in messages:
                         yield message
+            except (EngineFailedError, EngineStoppedError) as error:
+                raise WorkerUnavailableError(str(error)) from error
             finally:
                 trace.end()
                 # Whatever is left of it; nothing, as a rule.
@@ -166,7 +171,7 @@ class Decoding:
         link = self._dialer.link_for(peer.worker_id, peer.incarnation)
         if link is None:
             raise TransferLostError(f"there is no link to {peer.worker_id}")
-        control = self._open_control(link.peer.address)
+        control = self._open_control(link.peer)
         receive_order = ReceiveOrder(
             transfer_id=order.transfer_id,
             epoch=order.epoch,
@@ -198,10 +203,17 @@ class Decoding:
             if output.finish_reason is FinishReason.ABORT and leg.is_migrating:
                 yield replace(output, finish_reason=FinishReason.MIGRATE)
                 return
-            if output.finish_reason in {FinishReason.ABORT, FinishReason.ERROR}:
-                raise RequestFailedError(output.error or "the engine aborted the request")
+            self._raise_on_failure(output)
             trace.token(output)
             yield output
+
+    def _raise_on_failure(self, output: RequestOutput) -> None:
+        is_ours = self._engine_loop.failure is None
+        if output.finish_reason is FinishReason.ERROR and is_ours:
+            raise RequestFailedError(output.error or "the engine failed the request")
+        if output.finish_reason in {FinishReason.ERROR, FinishReason.ABORT}:
+            # The engine ends, and with it all that it runs: others can go on with this request.
+            raise WorkerUnavailableError(output.error or "the worker stops")
 
 
 def _first_output(

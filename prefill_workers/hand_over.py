@@ -14,6 +14,7 @@ the blocks as soon as no granted operation reads them.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from functools import partial
 
 from engine.engine import Engine
 from engine.engine_loop import EngineLoop
+from engine.engine_thread import EngineFailedError, EngineStoppedError
 from engine.load import StepOutput
 from engine.request import FinishReason, Request, RequestOutput
 from faults.plan import fault_point_async
@@ -29,9 +31,7 @@ from kv_transfer.sender import KVSender
 from kv_transfer.sender_state import SenderOrder
 from prefill_workers.trace import PrefillTrace
 from rpc.admission import Admission, Leg
-from rpc.errors import RequestFailedError, TransferLostError
-
-MIN_RETRY_AFTER_S = 0.1
+from rpc.errors import RequestFailedError, TransferLostError, WorkerUnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,15 @@ class BlockTables:
                 self._event_loop.call_soon_threadsafe(_set_unless_done, table, block_ids)
 
 
+@dataclass(slots=True)
+class HeldRequest:
+    """A request whose blocks are a transfer's, from its opening to its release."""
+
+    request: Request
+    trace: PrefillTrace
+    is_let_go: bool = False
+
+
 class HandOver:
     """Runs prompts through the engine and tells the sender what is ready.
 
@@ -97,17 +106,20 @@ class HandOver:
         self._sender = sender
         self._admission = admission
         self._retry_after_s = retry_after_s
+        self._attempts = itertools.count()
 
     async def prefill(self, order: PrefillOrder) -> AsyncGenerator[RequestOutput]:
         """Stream the progress of one prompt, then its first token or MIGRATE."""
         request = order.request
+        held = HeldRequest(request, PrefillTrace(request, order.transfer_id))
+        # Another attempt of the same request may still be held here.
+        request.request_id = f"{request.request_id}/{next(self._attempts)}"
         await fault_point_async("admission", request_label=request.request_label)
         with self._admission.admit(
             request.request_id,
             incarnation=order.prefill_incarnation,
-            retry_after_s=max(MIN_RETRY_AFTER_S, self._retry_after_s()),
+            retry_after_s=self._retry_after_s(),
         ) as leg:
-            trace = PrefillTrace(request, order.transfer_id)
             self._sender.open(
                 SenderOrder(
                     transfer_id=order.transfer_id,
@@ -117,39 +129,54 @@ class HandOver:
                     hold_s=order.hold_s,
                     request_label=request.request_label,
                 ),
-                partial(self._let_go, request.request_id, trace),
+                partial(self._let_go, held),
             )
             is_over = False
             try:
-                async with aclosing(self._compute(order, leg, trace)) as outputs:
+                async with aclosing(self._compute(order, leg, held)) as outputs:
                     async for output in outputs:
                         yield output
                 is_over = True
+            except (EngineFailedError, EngineStoppedError) as error:
+                raise WorkerUnavailableError(str(error)) from error
             finally:
                 # Also when the caller left while the last message was on its way.
                 if not is_over:
                     self._sender.cancel(order.transfer_id)
 
     async def _compute(
-        self, order: PrefillOrder, leg: Leg, trace: PrefillTrace
+        self, order: PrefillOrder, leg: Leg, held: HeldRequest
     ) -> AsyncGenerator[RequestOutput]:
         leg.when_migrating(partial(self._sender.cancel, order.transfer_id))
-        with self._tables.expect(order.request.request_id) as block_ids:
-            stream = await self._engine_loop.submit(order.request)
+        with self._tables.expect(held.request.request_id) as block_ids:
+            stream = await self._engine_loop.submit(held.request)
+            if held.is_let_go:
+                # Given up before the engine knew it, so that nobody else will end it there.
+                self._engine_loop.abort(held.request.request_id)
             try:
                 async for output in stream:
                     leg.is_waiting = False
                     if output.finish_reason is FinishReason.ABORT and leg.is_migrating:
                         yield replace(output, finish_reason=FinishReason.MIGRATE)
                         return
-                    _raise_on_failure(output, trace)
+                    self._raise_on_failure(output, held.trace)
                     self._announce(order, output, await block_ids)
-                    trace.computed(output)
+                    held.trace.computed(output)
                     yield output
                     if output.token_ids:
                         return
             finally:
                 stream.close()
+
+    def _raise_on_failure(self, output: RequestOutput, trace: PrefillTrace) -> None:
+        if output.finish_reason not in {FinishReason.ERROR, FinishReason.ABORT}:
+            return
+        trace.fail(output.error or "abort")
+        if self._engine_loop.failure is not None:
+            raise WorkerUnavailableError(output.error or "the engine has failed")
+        if output.finish_reason is FinishReason.ERROR:
+            raise RequestFailedError(output.error or "the engine failed the request")
+        raise TransferLostError("the transfer was given up before its prompt was computed")
 
     def _announce(self, order: PrefillOrder, output: RequestOutput, block_ids: list[int]) -> None:
         num_tokens = output.num_computed_tokens
@@ -160,18 +187,10 @@ class HandOver:
             )
             self._sender.commit(order.transfer_id, Commit(num_tokens=num_tokens, choices=(choice,)))
 
-    def _let_go(self, request_id: str, trace: PrefillTrace) -> None:
-        trace.released()
-        self._engine_loop.abort(request_id)
-
-
-def _raise_on_failure(output: RequestOutput, trace: PrefillTrace) -> None:
-    if output.finish_reason is FinishReason.ERROR:
-        trace.fail(output.error or "error")
-        raise RequestFailedError(output.error or "the engine failed the request")
-    if output.finish_reason is FinishReason.ABORT:
-        trace.fail("abort")
-        raise TransferLostError("the transfer was given up before its prompt was computed")
+    def _let_go(self, held: HeldRequest) -> None:
+        held.is_let_go = True
+        held.trace.released()
+        self._engine_loop.abort(held.request.request_id)
 
 
 def _set_unless_done(table: "asyncio.Future[list[int]]", block_ids: list[int]) -> None:

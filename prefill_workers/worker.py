@@ -5,7 +5,7 @@ What it is made of, and who speaks to whom:
     router --Prefill--> PrefillService -> HandOver -> EngineLoop -> Engine
     decode --Transfer, Fetch, Release--> PrefillService -> KVSender --links--> decode
     decode --OpenLink--> PrefillService -> LinkAcceptor
-    ingress <--WatchState-- StateFeed <- EngineReporter <- EngineLoop
+    ingress <--WatchState-- WorkerState <- EngineLoop
 
 `start` builds it from the bottom up, `stop` ends it from the top down. The life cycle of a request
 stands in `hand_over.py`.
@@ -18,36 +18,32 @@ from dataclasses import replace
 
 import grpc
 import torch
-from relevo.v1 import common_pb2, prefill_pb2_grpc, state_pb2, state_pb2_grpc
+from relevo.v1 import common_pb2, prefill_pb2_grpc, state_pb2_grpc
 
-from engine.block_hash import HASH_SCHEME
 from engine.engine import Engine
 from engine.engine_loop import EngineLoop
-from engine.load import BlockEvents, StepOutput
+from engine.load import StepOutput
 from faults.plan import identify
 from kv_transfer.control import WorkerRef
-from kv_transfer.layout import KVLayout
 from kv_transfer.link_acceptor import LinkAcceptor
 from kv_transfer.peer_link import LinkIdentity
+from kv_transfer.pool_layout import layout_of
 from kv_transfer.sender import KVSender
 from prefill_workers.config import PrefillWorkerConfig
 from prefill_workers.hand_over import BlockTables, HandOver
 from prefill_workers.service import PrefillService
 from rpc.admission import Admission
 from rpc.description import WorkerDescription
-from rpc.engine_reporter import EngineReporter
 from rpc.mirror import to_message
 from rpc.pulse import check_pulse
 from rpc.server import WorkerServer
-from rpc.state_feed import StateFeed
 from rpc.token import read_token
-from rpc.worker_load import to_worker_load
-from rpc.worker_metrics import WorkerMetrics, WrapSink
+from rpc.worker_metrics import WorkerMetrics
 from rpc.worker_service import WorkerService
+from rpc.worker_state import StateSources, WorkerState
 from telemetry import metrics, tracing
 
 POOL = "prefill"
-REFRESH_PERIOD_S = 1.0  # how old the load of an idle engine may be
 STOP_GRACE_S = 0.5
 TRACING_SHUTDOWN_S = 2.0
 
@@ -56,13 +52,7 @@ class PrefillWorker:
     """Owns every part of one prefill worker, from `start` to `stop`, once."""
 
     def __init__(
-        self,
-        config: PrefillWorkerConfig,
-        *,
-        worker_id: str,
-        incarnation: int,
-        node_id: str = "",
-        wrap_sink: WrapSink | None = None,
+        self, config: PrefillWorkerConfig, *, worker_id: str, incarnation: int, node_id: str = ""
     ) -> None:
         self._config = config
         self._description = WorkerDescription(
@@ -73,7 +63,6 @@ class PrefillWorker:
             node_id=node_id,
             pid=os.getpid(),
         )
-        self._metrics = WorkerMetrics(pool=POOL, worker_id=worker_id, wrap_sink=wrap_sink)
         self._admission = Admission(incarnation=incarnation, max_waiting=config.max_waiting)
         # What `stop` undoes, last first; a start that failed half way leaves its first half here.
         self._stack = contextlib.AsyncExitStack()
@@ -85,15 +74,15 @@ class PrefillWorker:
         tracing.set_up_tracing("relevo-prefill", config.telemetry)
         token = read_token(config.token_file)
         engine = await asyncio.to_thread(Engine, config.engine)
-        await self._start_engine(engine)
         self._build_kv_plane(engine)
+        await self._start_engine()
         self._server = WorkerServer(bind_host=config.bind_host, config=config.rpc, token=token)
         address = await self._server.start(self._add_servicers)
         self._stack.push_async_callback(self._server.stop, STOP_GRACE_S)
-        self._stack.callback(self._feed.close)
+        self._stack.callback(self._state.feed.close)
         self._description = replace(description, address=address)
         self._admission.open()
-        self._feed.touch()
+        self._state.feed.touch()
         return self._description
 
     def describe(self) -> WorkerDescription:
@@ -112,7 +101,7 @@ class PrefillWorker:
         """Take no more requests, wait for streams and leases; what is left at the end migrates."""
         await self._server.set_serving(is_serving=False)
         self._admission.close()
-        self._feed.touch()
+        self._state.feed.touch()
         await self._admission.drain(drain_s, is_busy=lambda: self._sender.num_open > 0)
 
     async def stop(self) -> None:
@@ -120,126 +109,68 @@ class PrefillWorker:
         await self._stack.aclose()
         await asyncio.to_thread(tracing.shut_down, TRACING_SHUTDOWN_S)
 
-    async def _start_engine(self, engine: Engine) -> None:
-        self._engine = engine
-        self._tables = BlockTables(engine)
-        self._engine_loop = EngineLoop(engine, on_step=self._on_step)
-        self._reporter = EngineReporter(engine, on_report=self._publish)
-        self._feed = StateFeed(
-            hello=self._hello, load=self._load, metric_samples=self._metric_samples
-        )
-        self._engine_loop.start()
-        self._stack.push_async_callback(self._engine_loop.stop)
-        await self._engine_loop.call(lambda engine: engine.warm_up())
-        await self._refresh()
-        refreshing = asyncio.create_task(self._keep_refreshing())
-        self._stack.callback(refreshing.cancel)
-
     def _build_kv_plane(self, engine: Engine) -> None:
         config, description = self._config.kv_transfer, self._description
-        self._layout = _layout_of(engine)
+        layout = layout_of(engine)
         identity = LinkIdentity(
             worker=WorkerRef(description.worker_id, description.incarnation),
-            layout=self._layout,
+            layout=layout,
             device=torch.device(engine.spec.device),
             node_id=description.node_id,
         )
+        self._engine_loop = EngineLoop(engine, on_step=self._on_step)
         self._acceptor = LinkAcceptor(identity, config=config)
-        self._stack.push_async_callback(self._acceptor.close)
         self._sender = KVSender(
-            engine.kv_cache.tensor, layout=self._layout, config=config, acceptor=self._acceptor
+            engine.kv_cache.tensor, layout=layout, config=config, acceptor=self._acceptor
         )
-        self._stack.push_async_callback(self._sender.close)
+        self._state = WorkerState(
+            engine,
+            description=description,
+            layout=to_message(common_pb2.KVLayout, layout),
+            bytes_per_token=layout.bytes_per_token,
+            admission=self._admission,
+            sources=StateSources(
+                heartbeat=self._engine_loop.heartbeat,
+                links=self._acceptor.statuses,
+                num_transferring=lambda: self._sender.num_open,
+                export=self._export,
+            ),
+        )
+        self._tables = BlockTables(engine)
         self._hand_over = HandOver(
             engine_loop=self._engine_loop,
             tables=self._tables,
             sender=self._sender,
             admission=self._admission,
-            retry_after_s=self._estimate_wait_s,
+            retry_after_s=self._state.retry_after_s,
         )
 
-    def _add_servicers(self, server: grpc.aio.Server) -> None:
-        service = PrefillService(
-            hand_over=self._hand_over, sender=self._sender, acceptor=self._acceptor
-        )
-        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            service, server
-        )
-        state_pb2_grpc.add_WorkerServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            WorkerService(self._feed), server
-        )
-
-    # What the engine says
+    async def _start_engine(self) -> None:
+        self._engine_loop.start()
+        self._stack.push_async_callback(self._engine_loop.stop)
+        self._stack.push_async_callback(self._sender.close)
+        self._stack.push_async_callback(self._acceptor.close)
+        await self._engine_loop.call(lambda engine: engine.warm_up())
+        refreshing = self._state.keep_fresh(lambda: self._engine_loop.call(lambda _: None))
+        self._stack.callback(asyncio.create_task(refreshing).cancel)
 
     def _on_step(self, output: StepOutput) -> None:
-        """Runs on the engine's thread, before the outputs reach their streams."""
+        """Runs on the engine's thread, after each of its turns."""
         self._tables.on_step(output)
-        self._reporter.on_step(output)
+        self._state.on_step(output)
 
-    def _publish(self, events: BlockEvents) -> None:
-        if events:
-            self._feed.publish(removed=events.removed, stored=events.stored, cleared=events.cleared)
-        self._feed.touch()
-
-    async def _refresh(self) -> None:
-        await self._engine_loop.call(lambda _: None)
-
-    async def _keep_refreshing(self) -> None:
-        # The observer of the engine's turns speaks up after each, also after an empty one.
-        while True:
-            await asyncio.sleep(REFRESH_PERIOD_S)
-            with contextlib.suppress(RuntimeError):  # the engine gave up: `check_health` says so
-                await self._refresh()
-
-    def _estimate_wait_s(self) -> float:
-        load = self._reporter.load
-        return load.num_waiting_uncached_tokens / max(1.0, load.prefill_tokens_per_s)
-
-    # What the ingresses are told
-
-    def _hello(self) -> state_pb2.WatchStateResponse.Hello:
-        engine = self._engine
-        return state_pb2.WatchStateResponse.Hello(
-            worker=self._description.to_ref(),
-            layout=to_message(common_pb2.KVLayout, self._layout),
-            pool=POOL,
-            max_num_seqs=engine.config.max_num_seqs,
-            max_model_len=engine.max_model_len,
-            num_kv_blocks=engine.kv_cache.num_blocks,
-            hash_root=engine.hash_root,
-            max_num_batched_tokens=engine.config.max_num_batched_tokens,
-            kv_bytes_per_token=self._layout.bytes_per_token,
+    def _add_servicers(self, server: grpc.aio.Server) -> None:
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            PrefillService(hand_over=self._hand_over, sender=self._sender, acceptor=self._acceptor),
+            server,
+        )
+        state_pb2_grpc.add_WorkerServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            WorkerService(self._state.feed), server
         )
 
-    def _load(self) -> state_pb2.WorkerLoad:
-        return to_worker_load(
-            self._reporter.load,
-            description=self._description,
-            state=self._admission.state,
-            num_transferring=self._sender.num_open,
-            heartbeat=self._engine_loop.heartbeat(),
-            links=self._acceptor.statuses(),
-        )
-
-    def _metric_samples(self) -> list[state_pb2.MetricSample]:
+    def _export(self, worker_metrics: WorkerMetrics) -> None:
         counters = self._sender.counters
-        self._metrics.set_load(self._reporter.load, num_transferring=self._sender.num_open)
-        self._metrics.set(metrics.KV_LEASES_OPEN, self._sender.num_open)
-        self._metrics.raise_to(metrics.LEASE_EXPIRED, counters.leases_expired)
-        self._metrics.raise_to(metrics.KV_FENCED_MESSAGES, counters.fenced_messages)
-        self._metrics.raise_each_to(metrics.KV_TRANSFER_FAILURES, "reason", counters.failures)
-        return self._metrics.samples()
-
-
-def _layout_of(engine: Engine) -> KVLayout:
-    spec = engine.spec
-    return KVLayout(
-        model_id=engine.config.model_id or engine.config.model_path,
-        model_revision=engine.config.model_revision,
-        dtype=spec.dtype,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        block_size=spec.block_size,
-        hash_scheme=HASH_SCHEME,
-    )
+        worker_metrics.set(metrics.KV_LEASES_OPEN, self._sender.num_open)
+        worker_metrics.raise_to(metrics.LEASE_EXPIRED, counters.leases_expired)
+        worker_metrics.raise_to(metrics.KV_FENCED_MESSAGES, counters.fenced_messages)
+        worker_metrics.raise_each_to(metrics.KV_TRANSFER_FAILURES, "reason", counters.failures)
