@@ -60,12 +60,14 @@ class Dispatcher:
         )
         self._mean_tokens = FIRST_MEAN_TOKENS
         self._mean_service_s = FIRST_MEAN_SERVICE_S
+        self._last_num_seqs = 0
         self.has_been_ready = False
         self.routes: deque[tuple[str, int, Route]] = deque(maxlen=NUM_ROUTES_KEPT)
 
     def workers_changed(self) -> None:
         """Somebody came, spoke or left."""
         self.has_been_ready = self.has_been_ready or self.is_ready()
+        self._last_num_seqs = self._num_seqs(PREFILL, DECODE) or self._last_num_seqs
         self._queue.wake()
 
     def is_ready(self) -> bool:
@@ -87,7 +89,8 @@ class Dispatcher:
         """How many new requests may wait."""
         if self._config.max_waiting_requests is not None:
             return self._config.max_waiting_requests
-        return 4 * self._num_seqs(PREFILL, DECODE)
+        # With all workers lost the queue keeps the size it had: they are to come back.
+        return 4 * self._last_num_seqs
 
     def retry_after_s(self) -> float:
         """When the queue should have drained."""

@@ -88,10 +88,14 @@ class FakeCluster:
             RoutedRequest(
                 request_id=request_id,
                 token_ids=list(prompt),
-                sampling=common_pb2.SamplingParams(max_tokens=max_tokens),
+                sampling=self.sampling(max_tokens),
                 timeout_s=timeout_s,
             )
         )
+
+    @staticmethod
+    def sampling(max_tokens: int = 5) -> common_pb2.SamplingParams:
+        return common_pb2.SamplingParams(max_tokens=max_tokens)
 
     def states(self) -> dict[str, str]:
         workers = self.router.status()["workers"]
