@@ -42,7 +42,7 @@ from rpc.mirror import to_message
 from rpc.pulse import check_pulse
 from rpc.server import WorkerServer
 from rpc.token import read_token
-from rpc.worker_metrics import WorkerMetrics
+from rpc.worker_metrics import WorkerMetrics, WrapSink
 from rpc.worker_service import WorkerService
 from rpc.worker_state import StateSources, WorkerState
 from telemetry import metrics, tracing
@@ -56,9 +56,16 @@ class DecodeWorker:
     """Owns every part of one decode worker, from `start` to `stop`, once."""
 
     def __init__(
-        self, config: DecodeWorkerConfig, *, worker_id: str, incarnation: int, node_id: str = ""
+        self,
+        config: DecodeWorkerConfig,
+        *,
+        worker_id: str,
+        incarnation: int,
+        node_id: str = "",
+        wrap_sink: WrapSink | None = None,
     ) -> None:
         self._config = config
+        self._wrap_sink = wrap_sink
         self._description = WorkerDescription(
             worker_id=worker_id,
             pool=POOL,
@@ -67,6 +74,7 @@ class DecodeWorker:
             node_id=node_id,
             pid=os.getpid(),
         )
+        self._metrics = WorkerMetrics(pool=POOL, worker_id=worker_id, wrap_sink=wrap_sink)
         self._admission = Admission(incarnation=incarnation, max_waiting=config.max_waiting)
         # What `stop` undoes, last first; a start that failed half way leaves its first half here.
         self._stack = contextlib.AsyncExitStack()
@@ -140,9 +148,11 @@ class DecodeWorker:
             bytes_per_token=layout.bytes_per_token,
             admission=self._admission,
             sources=StateSources(
+                wrap_sink=self._wrap_sink,
                 heartbeat=self._engine_loop.heartbeat,
                 links=self._dialer.statuses,
                 num_transferring=lambda: self._receiver.num_active,
+                metrics=self._metrics,
                 export=self._export,
             ),
         )
@@ -186,9 +196,9 @@ class DecodeWorker:
             self._channels.get(peer.address), timeout_s=self._config.kv_transfer.transfer_timeout_s
         )
 
-    def _export(self, worker_metrics: WorkerMetrics) -> None:
+    def _export(self) -> None:
         counters = self._receiver.counters
-        worker_metrics.raise_to(metrics.KV_TRANSFER_BYTES, counters.num_bytes)
-        worker_metrics.raise_to(metrics.KV_DIGEST_MISMATCHES, counters.digest_mismatches)
-        worker_metrics.raise_to(metrics.KV_FENCED_MESSAGES, counters.fenced_messages)
-        worker_metrics.raise_each_to(metrics.KV_TRANSFER_FAILURES, "reason", counters.failures)
+        self._metrics.raise_to(metrics.KV_TRANSFER_BYTES, counters.num_bytes)
+        self._metrics.raise_to(metrics.KV_DIGEST_MISMATCHES, counters.digest_mismatches)
+        self._metrics.raise_to(metrics.KV_FENCED_MESSAGES, counters.fenced_messages)
+        self._metrics.raise_each_to(metrics.KV_TRANSFER_FAILURES, "reason", counters.failures)

@@ -38,7 +38,7 @@ from rpc.mirror import to_message
 from rpc.pulse import check_pulse
 from rpc.server import WorkerServer
 from rpc.token import read_token
-from rpc.worker_metrics import WorkerMetrics
+from rpc.worker_metrics import WorkerMetrics, WrapSink
 from rpc.worker_service import WorkerService
 from rpc.worker_state import StateSources, WorkerState
 from telemetry import metrics, tracing
@@ -52,9 +52,16 @@ class PrefillWorker:
     """Owns every part of one prefill worker, from `start` to `stop`, once."""
 
     def __init__(
-        self, config: PrefillWorkerConfig, *, worker_id: str, incarnation: int, node_id: str = ""
+        self,
+        config: PrefillWorkerConfig,
+        *,
+        worker_id: str,
+        incarnation: int,
+        node_id: str = "",
+        wrap_sink: WrapSink | None = None,
     ) -> None:
         self._config = config
+        self._wrap_sink = wrap_sink
         self._description = WorkerDescription(
             worker_id=worker_id,
             pool=POOL,
@@ -63,6 +70,7 @@ class PrefillWorker:
             node_id=node_id,
             pid=os.getpid(),
         )
+        self._metrics = WorkerMetrics(pool=POOL, worker_id=worker_id, wrap_sink=wrap_sink)
         self._admission = Admission(incarnation=incarnation, max_waiting=config.max_waiting)
         # What `stop` undoes, last first; a start that failed half way leaves its first half here.
         self._stack = contextlib.AsyncExitStack()
@@ -130,9 +138,11 @@ class PrefillWorker:
             bytes_per_token=layout.bytes_per_token,
             admission=self._admission,
             sources=StateSources(
+                wrap_sink=self._wrap_sink,
                 heartbeat=self._engine_loop.heartbeat,
                 links=self._acceptor.statuses,
                 num_transferring=lambda: self._sender.num_open,
+                metrics=self._metrics,
                 export=self._export,
             ),
         )
@@ -168,9 +178,9 @@ class PrefillWorker:
             WorkerService(self._state.feed), server
         )
 
-    def _export(self, worker_metrics: WorkerMetrics) -> None:
+    def _export(self) -> None:
         counters = self._sender.counters
-        worker_metrics.set(metrics.KV_LEASES_OPEN, self._sender.num_open)
-        worker_metrics.raise_to(metrics.LEASE_EXPIRED, counters.leases_expired)
-        worker_metrics.raise_to(metrics.KV_FENCED_MESSAGES, counters.fenced_messages)
-        worker_metrics.raise_each_to(metrics.KV_TRANSFER_FAILURES, "reason", counters.failures)
+        self._metrics.set(metrics.KV_LEASES_OPEN, self._sender.num_open)
+        self._metrics.raise_to(metrics.LEASE_EXPIRED, counters.leases_expired)
+        self._metrics.raise_to(metrics.KV_FENCED_MESSAGES, counters.fenced_messages)
+        self._metrics.raise_each_to(metrics.KV_TRANSFER_FAILURES, "reason", counters.failures)

@@ -20,7 +20,7 @@ from rpc.description import WorkerDescription
 from rpc.engine_reporter import EngineReporter, ReportingEngine
 from rpc.state_feed import StateFeed
 from rpc.worker_load import HeartbeatLike, LinkStatusLike, to_worker_load
-from rpc.worker_metrics import WorkerMetrics
+from rpc.worker_metrics import WorkerMetrics, WrapSink
 
 REFRESH_PERIOD_S = 1.0  # how old the load of an idle engine may be
 MIN_RETRY_AFTER_S = 0.1
@@ -41,7 +41,9 @@ class StateSources:
     heartbeat: Callable[[], HeartbeatLike]
     links: Callable[[], Iterable[LinkStatusLike]]
     num_transferring: Callable[[], int]
-    export: Callable[[WorkerMetrics], None]  # brings the worker's own series up to date
+    metrics: WorkerMetrics
+    export: Callable[[], None]  # brings the worker's own series up to date
+    wrap_sink: WrapSink | None = None  # puts a second sink beside the worker's own
 
 
 class WorkerState:
@@ -63,7 +65,11 @@ class WorkerState:
         self._bytes_per_token = bytes_per_token
         self._admission = admission
         self._sources = sources
-        self._metrics = WorkerMetrics(pool=description.pool, worker_id=description.worker_id)
+        self._metrics = WorkerMetrics(
+            pool=description.pool,
+            worker_id=description.worker_id,
+            wrap_sink=sources.wrap_sink,
+        )
         self._reporter = EngineReporter(engine, on_report=self._publish)
         self.on_step = self._reporter.on_step  # for the engine's thread
         self.feed = StateFeed(
@@ -113,7 +119,7 @@ class WorkerState:
         )
 
     def _metric_samples(self) -> list[state_pb2.MetricSample]:
-        num_transferring = self._sources.num_transferring()
-        self._metrics.set_load(self._reporter.load, num_transferring=num_transferring)
-        self._sources.export(self._metrics)
-        return self._metrics.samples()
+        sources = self._sources
+        sources.metrics.set_load(self._reporter.load, num_transferring=sources.num_transferring())
+        sources.export()
+        return sources.metrics.samples()
