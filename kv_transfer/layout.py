@@ -8,12 +8,12 @@ request lies in `block_ids[t // block_size]` at offset `t % block_size`. All ran
     blocks      [    0    |    1    |    2    |  3  )      [40, 110) lies in blocks [1, 4)
                          40 ^                      ^ 110
 
-Pools with equal block sizes exchange whole slabs, one block each, contiguous [n, layers, 2, block,
-heads, dim]; the bytes of a block outside the range travel too and mean nothing. Unequal block
-sizes meet in the canonical, token-granular layout [tokens, layers, 2, kv_heads, head_dim].
+Pools with equal block sizes exchange whole blocks as slabs, contiguous [n, layers, 2, block, heads,
+dim]. Partly filled blocks, and all blocks of pools with unequal block sizes, travel in the
+canonical, token-granular layout [tokens, layers, 2, kv_heads, head_dim].
 """
 
-import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 LAYOUT_VERSION = 1
@@ -82,33 +82,45 @@ class Piece:
     token_start: int
     token_end: int
     num_bytes: int
+    # whole blocks as they lie, or token by token in canonical layout
+    as_slabs: bool
 
 
 def split_range(
-    token_start: int, token_end: int, *, layout: KVLayout, as_slabs: bool, max_bytes: int
+    token_start: int, token_end: int, *, layout: KVLayout, can_use_slabs: bool, max_bytes: int
 ) -> list[Piece]:
     """Cut a range into messages of at most `max_bytes` each (at least one block or token).
 
-    Both sides cut alike: the result depends on what the two layouts share and, for slabs, the
-    equal block size.
+    Both sides cut alike: the result depends on what the two layouts share and, where slabs can be
+    used, the equal block size. Blocks that are whole travel as slabs, the others by tokens.
 
-        slabs, 2 blocks a piece    |  block 1  |  block 2  |  block 3  |
-        [40, 110)                      [40 ---------- 96)[96 ---- 110)
+        block_size 32   |    block 1    |    block 2    |    block 3    |
+        [40, 110)           [40 -- 64)  [64 --------- 96)[96 - 110)
+                             tokens      slab             tokens
     """
-    if as_slabs:
-        step = max(1, max_bytes // layout.bytes_per_block) * layout.block_size
-        # cut at block borders, so that no block travels in two pieces
-        first_cut = (token_start // layout.block_size) * layout.block_size + step
-    else:
-        step = max(1, max_bytes // layout.bytes_per_token)
-        first_cut = token_start + step
-    cuts = [token_start, *range(first_cut, token_end, step), token_end]
-    pieces = []
-    for start, end in itertools.pairwise(cuts):
-        if as_slabs:
-            first_block, end_block = block_range(start, end, layout.block_size)
-            num_bytes = (end_block - first_block) * layout.bytes_per_block
-        else:
-            num_bytes = (end - start) * layout.bytes_per_token
-        pieces.append(Piece(start, end, num_bytes))
-    return pieces
+    if not can_use_slabs:
+        return list(_cut(token_start, token_end, 1, False, layout, max_bytes))
+    size = layout.block_size
+    # blocks [first, end) are whole; none of them when the range lies inside one block
+    first, end = -(-token_start // size), token_end // size
+    if first >= end:
+        return list(_cut(token_start, token_end, 1, False, layout, max_bytes))
+    return [
+        *_cut(token_start, first * size, 1, False, layout, max_bytes),
+        *_cut(first * size, end * size, size, True, layout, max_bytes),
+        *_cut(end * size, token_end, 1, False, layout, max_bytes),
+    ]
+
+
+def _cut(
+    token_start: int,
+    token_end: int,
+    grain: int,
+    as_slabs: bool,
+    layout: KVLayout,
+    max_bytes: int,
+) -> Iterator[Piece]:
+    step = max(1, max_bytes // (layout.bytes_per_token * grain)) * grain
+    for start in range(token_start, token_end, step):
+        end = min(start + step, token_end)
+        yield Piece(start, end, (end - start) * layout.bytes_per_token, as_slabs)

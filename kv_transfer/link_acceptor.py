@@ -131,7 +131,8 @@ class LinkAcceptor:
         try:
             await live.build()
             await live.send_ready()
-            reason = await live.ended
+            # shielded: a cancelled wait must not cancel what everyone else waits for
+            reason = await asyncio.shield(live.ended)
         except (LinkBrokenError, ControlClosedError) as error:
             reason = str(error)
         finally:

@@ -50,6 +50,7 @@ class LinkDialer:
             config=config,
             connect=connect,
             next_generation=self._next_generation,
+            is_known=lambda peer_id: peer_id in self._views.peers(),
             on_change=on_change,
             make_link=make_link,
             now=now,

@@ -57,6 +57,8 @@ class DialSettings:
     config: KVTransferConfig
     connect: Callable[[PeerInfo], LinkControl]
     next_generation: Callable[[str], int]
+    # whether any fresh view has the peer: one that nobody knows is not dialled again
+    is_known: Callable[[str], bool]
     on_change: Callable[[], None]
     make_link: LinkFactory
     now: Callable[[], float] = time.monotonic
@@ -142,6 +144,8 @@ class PeerLink:
             else:
                 await self._use(link)
             await self._pause()
+            if not self._settings.is_known(self.peer.worker.worker_id):
+                return
 
     async def _use(self, link: DialedLink) -> None:
         self.link = link

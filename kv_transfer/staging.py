@@ -53,8 +53,8 @@ class Staging:
     def __init__(self, pool: torch.Tensor, *, ours: KVLayout, theirs: KVLayout) -> None:
         self._pool = pool  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
         self._layout = ours
-        self.as_slabs = ours.block_size == theirs.block_size
-        unit = ours.bytes_per_block if self.as_slabs else ours.bytes_per_token
+        self.can_use_slabs = ours.block_size == theirs.block_size
+        unit = ours.bytes_per_block if self.can_use_slabs else ours.bytes_per_token
         self._buffer_bytes = max(PIECE_BYTES // unit, 1) * unit
         self._buffers: list[torch.Tensor] = []
 
@@ -113,7 +113,7 @@ class Staging:
             order.token_start,
             order.token_end,
             layout=self._layout,
-            as_slabs=self.as_slabs,
+            can_use_slabs=self.can_use_slabs,
             max_bytes=self._buffer_bytes,
         )
         posted: deque[tuple[Piece, torch.Tensor, Operation]] = deque()
@@ -157,7 +157,7 @@ class Staging:
     def _consecutive_blocks(
         self, order: RangeOrder, piece: Piece, device: torch.device
     ) -> torch.Tensor | None:
-        if not self.as_slabs or self._pool.device.type != device.type:
+        if not piece.as_slabs or self._pool.device.type != device.type:
             return None
         runs = list(self._runs(order, piece))
         if len(runs) > 1:
@@ -176,7 +176,7 @@ class Staging:
                 start = index
 
     def _gather(self, order: RangeOrder, piece: Piece, buffer: torch.Tensor) -> None:
-        if self.as_slabs:
+        if piece.as_slabs:
             slabs = self._as_slabs(buffer)
             for index, block, length in self._runs(order, piece):
                 slabs[index : index + length].copy_(self._pool[block : block + length])
@@ -186,7 +186,7 @@ class Staging:
         self._synchronize()
 
     def _scatter(self, order: RangeOrder, piece: Piece, buffer: torch.Tensor) -> None:
-        if self.as_slabs:
+        if piece.as_slabs:
             slabs = self._as_slabs(buffer)
             for index, block, length in self._runs(order, piece):
                 self._pool[block : block + length].copy_(slabs[index : index + length])

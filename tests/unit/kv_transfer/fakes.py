@@ -1,6 +1,7 @@
 """Both ends of the KV plane in one process: no sockets, no gRPC."""
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -279,6 +280,8 @@ class Pair:
         )
         self.control = DirectControl(self.sender)
         self.given_back: list[int] = []
+        # blocks of the decode side that no transfer of the test has had yet
+        self.free_blocks = random.Random(1).sample(range(64), 64)
 
     def connect(self, _peer: PeerInfo) -> QueueControl:
         near, far = control_pair()

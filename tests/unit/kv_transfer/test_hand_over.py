@@ -49,7 +49,8 @@ async def hand_over(
     pair: Pair, num_tokens: int, *, transfer_id: int = 1, num_cached: int = 0, chunk: int = 10
 ):
     source = blocks_for(num_tokens, pair.p_layout.block_size, transfer_id)
-    target = blocks_for(num_tokens + 1, pair.d_layout.block_size, transfer_id + 1000)
+    num_blocks = pair.d_layout.num_blocks(num_tokens + 1)
+    target, pair.free_blocks = pair.free_blocks[:num_blocks], pair.free_blocks[num_blocks:]
     pair.open(transfer_id, num_tokens)
 
     async def reserve():

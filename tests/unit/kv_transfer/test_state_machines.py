@@ -121,7 +121,9 @@ class HandOvers(RuleBasedStateMachine):
     @precondition(lambda self: self.prefill)
     @rule(data=st.data(), finished=st.booleans())
     def commit(self, data: st.DataObject, finished: bool) -> None:
-        id_ = data.draw(st.sampled_from(sorted(self.prefill)))
+        self.commit_one(data.draw(st.sampled_from(sorted(self.prefill))), finished=finished)
+
+    def commit_one(self, id_: int, *, finished: bool) -> None:
         transfer = self.prefill[id_]
         reason = "stop" if finished and id_ % 5 == 0 else ""
         choice = CommitChoice(token_id=id_, finish_reason=reason)
@@ -130,19 +132,23 @@ class HandOvers(RuleBasedStateMachine):
             self.tell(id_)
 
     @precondition(lambda self: self.prefill)
-    @rule(data=st.data())
-    def router_cancels(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), does=st.sampled_from([False] * 4 + [True]))
+    def router_cancels(self, data: st.DataObject, does: bool) -> None:
+        if not does:
+            return
         id_ = data.draw(st.sampled_from(sorted(self.prefill)))
         self.prefill[id_].end(EndCause.CANCELLED)
         self.collect()
 
     @precondition(lambda self: self.decode)
-    @rule(data=st.data())
-    def client_cancels(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), does=st.sampled_from([False] * 4 + [True]))
+    def client_cancels(self, data: st.DataObject, does: bool) -> None:
+        if not does:
+            return
         id_ = data.draw(st.sampled_from(sorted(self.decode)))
         self.act(id_, self.decode[id_].machine.fail(FailureReason.CANCELLED))
 
-    @rule(seconds=st.sampled_from([0.01, 0.05, 1.0, 4.0, 11.0]))
+    @rule(seconds=st.sampled_from([0.03] * 6 + [1.0, 4.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         for transfer in list(self.prefill.values()):
@@ -190,7 +196,34 @@ class HandOvers(RuleBasedStateMachine):
             self.arrive(received.order)
             return
 
-    @rule()
+    @rule(steps=st.integers(1, 40))
+    def calm(self, steps: int) -> None:
+        """Nothing goes wrong for a while."""
+        for _ in range(steps):
+            for id_ in sorted(self.prefill):
+                self.compute_more(id_)
+            if self.network:
+                self.deliver(self.network.pop(0))
+            else:
+                self.ask_again()
+            self.data_moves()
+
+    @rule(what=st.sampled_from(["calm"] * 6 + ["link", "prefill", "decode"]))
+    def disrupt(self, what: str) -> None:
+        if what == "link":
+            self.link_breaks()
+        elif what == "prefill":
+            self.prefill_worker_restarts()
+        elif what == "decode":
+            self.decode_worker_restarts()
+
+    def compute_more(self, id_: int) -> None:
+        transfer = self.prefill[id_]
+        if transfer.offer(transfer.num_offered + 5):
+            self.tell(id_)
+        elif transfer.commit is None:
+            self.commit_one(id_, finished=False)
+
     def link_breaks(self) -> None:
         pending = [operation for operation in self.sent if not operation.is_done]
         for id_ in list(self.decode):
@@ -200,14 +233,12 @@ class HandOvers(RuleBasedStateMachine):
         self.new_link()
         self.collect()
 
-    @rule()
     def prefill_worker_restarts(self) -> None:
         self.link_breaks()
         for id_ in list(self.prefill):
             if self.prefill[id_].state is not SenderState.CLOSED:
                 del self.prefill[id_]
 
-    @rule()
     def decode_worker_restarts(self) -> None:
         for id_ in list(self.decode):
             self.close_watch(id_)
@@ -372,7 +403,7 @@ class HandOvers(RuleBasedStateMachine):
         assert all(transfer.num_granted == 0 for transfer in self.closed)
 
 
-HandOvers.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+HandOvers.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestHandOvers = HandOvers.TestCase
 
 

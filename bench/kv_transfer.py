@@ -1,0 +1,177 @@
+"""KV links against bare Gloo: `python -m bench.kv_transfer`, two processes on loopback.
+
+For each size bare Gloo and our link move the same bytes in turn, so that a busy machine slows both
+alike; the ratio (bare time / our time, 1.0 = no cost) is taken pair by pair. Times are the
+receiver's, from a common start to the bytes being where they belong: for ours that is the pool.
+"""
+
+import argparse
+import multiprocessing
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+
+from kv_transfer.layout import KVLayout
+from kv_transfer.link import Link, LinkSpec
+from kv_transfer.staging import RangeOrder, Staging
+from kv_transfer.store import RendezvousStore
+
+_SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+_CPU = torch.device("cpu")
+# name, prefill block size, decode block size, whether block ids are scattered
+_CASES = [
+    ("slabs, consecutive", 32, 32, False),
+    ("slabs, scattered", 32, 32, True),
+    ("unequal blocks", 32, 16, True),
+]
+_TIMEOUT_S = 30.0
+
+
+def _layout(block_size: int) -> KVLayout:
+    # 23,040 bytes of bfloat16 KV per token, as of SmolLM2-135M
+    return KVLayout(
+        model_id="bench",
+        model_revision="",
+        dtype="bfloat16",
+        num_layers=30,
+        num_kv_heads=3,
+        head_dim=64,
+        block_size=block_size,
+        hash_scheme="none",
+    )
+
+
+class _End:
+    """One process's end: a link, a pool per block size, and a pipe that starts each run."""
+
+    def __init__(self, pipe: Connection, rendezvous: Connection, *, is_sender: bool) -> None:
+        self._pipe = pipe
+        self._is_sender = is_sender
+        store = RendezvousStore(
+            lambda key, value: rendezvous.send((key, value)), timeout_s=_TIMEOUT_S
+        )
+        threading.Thread(target=_deliver, args=(rendezvous, store), daemon=True).start()
+        spec = LinkSpec(
+            link_id="bench",
+            is_sender=is_sender,
+            backend="gloo",
+            timeout_s=_TIMEOUT_S,
+            device=_CPU,
+        )
+        self._link = Link(spec, store)
+        self._link.build()
+        self._link.probe()
+
+    def measure(self, num_bytes: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
+        """Return (bare, ours) seconds of each round, by case."""
+        results: dict[str, list[tuple[float, float]]] = {}
+        bare = torch.ones(num_bytes, dtype=torch.uint8)
+        for name, prefill_block, decode_block, is_scattered in _CASES:
+            move = self._our_move(num_bytes, prefill_block, decode_block, is_scattered)
+            self._time(move)
+            self._time(lambda: self._bare_move(bare))
+            results[name] = [
+                (self._time(lambda: self._bare_move(bare)), self._time(move)) for _ in range(rounds)
+            ]
+        return results
+
+    def _time(self, move: Callable[[], None]) -> float:
+        # both ends leave this line together
+        self._pipe.send_bytes(b".")
+        self._pipe.recv_bytes()
+        started = time.perf_counter()
+        move()
+        return time.perf_counter() - started
+
+    def _bare_move(self, tensor: torch.Tensor) -> None:
+        operation = self._link.send(tensor) if self._is_sender else self._link.receive(tensor)
+        operation.wait(_TIMEOUT_S)
+
+    def _our_move(
+        self, num_bytes: int, prefill_block: int, decode_block: int, is_scattered: bool
+    ) -> Callable[[], None]:
+        layouts = _layout(prefill_block), _layout(decode_block)
+        ours, theirs = layouts if self._is_sender else layouts[::-1]
+        num_tokens = max(1, round(num_bytes / ours.bytes_per_token))
+        num_blocks = ours.num_blocks(num_tokens)
+        block_ids = list(range(num_blocks))
+        if is_scattered:
+            random.Random(0).shuffle(block_ids)
+        shape = (num_blocks, ours.num_layers, 2, ours.block_size, ours.num_kv_heads, ours.head_dim)
+        staging = Staging(torch.ones(shape, dtype=torch.bfloat16), ours=ours, theirs=theirs)
+        order = RangeOrder(
+            block_ids=block_ids, token_start=0, token_end=num_tokens, timeout_s=_TIMEOUT_S
+        )
+        if self._is_sender:
+            return lambda: _ignore(staging.send_range(self._link, order, alter=None))
+        return lambda: _ignore(
+            staging.receive_range(self._link, order, alter=None, write=lambda copy: copy())
+        )
+
+    def close(self) -> None:
+        """End the link."""
+        self._link.abort("done")
+        self._link.close()
+
+
+def _ignore(_num_bytes: int) -> None:
+    return
+
+
+def _deliver(rendezvous: Connection, store: RendezvousStore) -> None:
+    try:
+        while True:
+            store.deliver(*rendezvous.recv())
+    except (EOFError, OSError):
+        return
+
+
+def _send_all(pipe: Connection, rendezvous: Connection, sizes: list[int], rounds: int) -> None:
+    torch.set_num_threads(1)
+    end = _End(pipe, rendezvous, is_sender=True)
+    for num_bytes in sizes:
+        end.measure(num_bytes, rounds)
+    pipe.recv_bytes()
+    end.close()
+
+
+def _print_row(num_bytes: int, name: str, pairs: list[tuple[float, float]]) -> None:
+    ratios = sorted(bare / ours for bare, ours in pairs)
+    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+    bare_s = statistics.median(bare for bare, _ in pairs)
+    print(
+        f"{num_bytes >> 10:>8} KiB  {name:<20} bare {num_bytes / bare_s / 1e6:>8.0f} MB/s"
+        f"   ratio {statistics.median(ratios):5.2f}  (10%..90%: {low:.2f}..{high:.2f})"
+    )
+
+
+def main() -> None:
+    """Run all sizes and print one row for each size and case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--max-mib", type=int, default=64)
+    arguments = parser.parse_args()
+    sizes = [size for size in _SIZES if size <= arguments.max_mib << 20]
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("spawn")
+    near, far = context.Pipe()
+    near_store, far_store = context.Pipe()
+    child = context.Process(target=_send_all, args=(far, far_store, sizes, arguments.rounds))
+    child.start()
+    end = _End(near, near_store, is_sender=False)
+    for num_bytes in sizes:
+        for name, pairs in end.measure(num_bytes, arguments.rounds).items():
+            _print_row(num_bytes, name, pairs)
+    near.send_bytes(b".")
+    end.close()
+    child.join(timedelta(seconds=10).total_seconds())
+
+
+if __name__ == "__main__":
+    main()

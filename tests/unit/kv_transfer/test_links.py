@@ -1,0 +1,225 @@
+"""Who links with whom, and how links end and come back; over fake wires."""
+
+import asyncio
+import os
+import threading
+from datetime import timedelta
+
+import pytest
+
+from kv_transfer import nccl_settings
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.control import (
+    LinkAccepted,
+    LinkIncompatible,
+    LinkOpen,
+    PeerInfo,
+    StaleLinkError,
+    WorkerRef,
+)
+from kv_transfer.link_acceptor import LinkAcceptor
+from kv_transfer.link_status import LinkState
+from kv_transfer.peer_link import LinkIdentity
+from kv_transfer.peer_views import PeerViews, choose_peers
+from kv_transfer.store import RendezvousStore
+from tests.unit.kv_transfer.fakes import (
+    CPU,
+    DECODE,
+    PREFILL,
+    Pair,
+    control_pair,
+    eventually,
+    make_layout,
+)
+
+
+def peer(number: int, *, node_id: str = "", incarnation: int = 1) -> PeerInfo:
+    return PeerInfo(
+        worker=WorkerRef(f"prefill-{number}", incarnation), address="x", node_id=node_id
+    )
+
+
+def test_union_of_fresh_views_with_the_highest_incarnation() -> None:
+    clock = [0.0]
+    views = PeerViews(lambda: clock[0])
+    views.update("a", [peer(1), peer(2)])
+    clock[0] = 20.0
+    views.update("b", [peer(2, incarnation=5)])
+    assert {p.worker for p in views.peers().values()} == {
+        WorkerRef("prefill-1", 1),
+        WorkerRef("prefill-2", 5),
+    }
+    clock[0] = 31.0
+    assert set(views.peers()) == {"prefill-2"}
+
+
+def test_chosen_peers_are_few_near_and_spread() -> None:
+    peers = [peer(number, node_id="far") for number in range(40)] + [peer(99, node_id="near")]
+    load: dict[str, int] = {}
+    for number in range(30):
+        chosen = choose_peers(peers, worker_id=f"decode-{number}", node_id="near", max_links=8)
+        assert len(chosen) == 8
+        assert chosen[0].worker.worker_id == "prefill-99"
+        for one in chosen[1:]:
+            load[one.worker.worker_id] = load.get(one.worker.worker_id, 0) + 1
+    assert max(load.values()) < 20
+    fewer = choose_peers(peers[1:], worker_id="decode-0", node_id="near", max_links=8)
+    before = choose_peers(peers, worker_id="decode-0", node_id="near", max_links=8)
+    assert len({p.worker for p in before} - {p.worker for p in fewer}) <= 1
+
+
+def test_the_store_is_mirrored_and_enforces_its_own_timeout() -> None:
+    told = []
+    store = RendezvousStore(lambda key, value: told.append((key, value)), timeout_s=0.05)
+    store.set("a", "text")
+    assert told == [("a", b"text")]
+    store.deliver("b", b"2")
+    assert told == [("a", b"text")]
+    assert store.get("b") == b"2"
+    assert store.check(["a", "b"])
+    assert not store.check(["c"])
+    with pytest.raises(TimeoutError):
+        store.get("c")
+    with pytest.raises(TimeoutError):
+        store.wait(["a", "c"], timedelta(seconds=100))
+    threading.Timer(0.01, store.close, ["peer gone"]).start()
+    with pytest.raises(ConnectionError, match="peer gone"):
+        RendezvousStore.get(store, "c")
+
+
+def test_nccl_settings_keep_the_process_alive() -> None:
+    environ = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+    config = KVTransferConfig(transfer_timeout_s=4.5, interface="eth7")
+    assert "TORCH_NCCL_BLOCKING_WAIT" in nccl_settings.missing(config, environ)
+    nccl_settings.apply(config, environ)
+    assert nccl_settings.missing(config, environ) == []
+    assert environ == {
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "TORCH_NCCL_PROPAGATE_ERROR": "0",
+        "TORCH_NCCL_DESYNC_DEBUG": "0",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "5",
+        "TORCH_DISTRIBUTED_DEBUG": "OFF",
+        "NCCL_CUMEM_ENABLE": "1",
+        "NCCL_RAS_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_SOCKET_IFNAME": "eth7",
+        "GLOO_SOCKET_IFNAME": "eth7",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    }
+    assert os.environ.get("NCCL_SOCKET_IFNAME") != "eth7"
+
+
+def open_message(**changes) -> LinkOpen:
+    fields = {
+        "decode_worker": DECODE,
+        "generation": 1,
+        "layout": make_layout(4),
+        "backend": "gloo",
+        "prefill_incarnation": PREFILL.incarnation,
+    }
+    return LinkOpen(**{**fields, **changes})
+
+
+async def test_incompatible_pools_say_why() -> None:
+    identity = LinkIdentity(worker=PREFILL, layout=make_layout(4), device=CPU)
+    acceptor = LinkAcceptor(identity, config=KVTransferConfig())
+    for generation, changes in enumerate(
+        ({"layout": make_layout(4, dtype="bfloat16")}, {"backend": "nccl"}), start=1
+    ):
+        near, far = control_pair()
+        await acceptor.serve(open_message(generation=generation, **changes), far)
+        answer = await near.receive()
+        assert isinstance(answer, LinkIncompatible)
+        assert "here" in answer.reason
+    await acceptor.close()
+
+
+async def test_an_incompatible_peer_is_reported_and_left_alone() -> None:
+    pair = Pair()
+    pair.p_layout = make_layout(4, model_id="other")
+    pair.acceptor = LinkAcceptor(
+        LinkIdentity(worker=PREFILL, layout=pair.p_layout, device=CPU), config=pair.config
+    )
+    pair.dialer.set_peers("ingress", [PeerInfo(worker=PREFILL, address="here")])
+    await eventually(lambda: pair.dialer.statuses()[0].state is LinkState.INCOMPATIBLE)
+    assert "model_id" in pair.dialer.statuses()[0].reason
+    assert pair.dialer.link_for(PREFILL.worker_id) is None
+    await pair.close()
+
+
+async def test_stale_opens_change_nothing() -> None:
+    pair = Pair()
+    await pair.link_up()
+    link = pair.link
+    _, far = control_pair()
+    with pytest.raises(StaleLinkError):
+        await pair.acceptor.serve(open_message(generation=1), far)
+    with pytest.raises(StaleLinkError):
+        await pair.acceptor.serve(open_message(generation=9, prefill_incarnation=1), far)
+    older = WorkerRef(DECODE.worker_id, DECODE.incarnation - 1)
+    with pytest.raises(StaleLinkError):
+        await pair.acceptor.serve(open_message(generation=9, decode_worker=older), far)
+    assert pair.link is link
+    assert link.is_usable
+    await pair.close()
+
+
+async def test_a_newer_process_replaces_the_link() -> None:
+    pair = Pair()
+    await pair.link_up()
+    near, far = control_pair()
+    newer = WorkerRef(DECODE.worker_id, DECODE.incarnation + 1)
+    old = pair.link
+    serving = asyncio.create_task(pair.acceptor.serve(open_message(decode_worker=newer), far))
+    pair.serving.add(serving)
+    assert isinstance(await near.receive(), LinkAccepted)
+    await eventually(lambda: not old.is_usable)
+    await near.close()
+    await pair.close()
+
+
+async def test_a_broken_link_comes_back_with_the_next_generation() -> None:
+    pair = Pair()
+    await pair.link_up()
+    for generation in (2, 3):
+        pair.link.live.fail("test")
+        await eventually(lambda: pair.dialer.link_for(PREFILL.worker_id) is None)
+        await pair.link_up()
+        assert pair.link.generation == generation
+    await pair.close()
+
+
+async def test_views_without_the_peer_close_no_live_link() -> None:
+    pair = Pair()
+    await pair.link_up()
+    pair.dialer.set_peers("ingress", [])
+    assert pair.dialer.link_for(PREFILL.worker_id) is not None
+    # once it is down it is dialled no more
+    pair.link.live.fail("gone")
+    await eventually(lambda: pair.dialer.link_for(PREFILL.worker_id) is None)
+    pair.dialer.set_peers("ingress", [])
+    await eventually(lambda: pair.dialer.statuses() == [])
+    await pair.close()
+
+
+async def test_a_new_incarnation_replaces_the_old_peer() -> None:
+    pair = Pair()
+    await pair.link_up()
+    old = pair.link
+    reborn = WorkerRef(PREFILL.worker_id, PREFILL.incarnation + 1)
+    await pair.acceptor.close()
+    pair.acceptor = LinkAcceptor(
+        LinkIdentity(worker=reborn, layout=pair.p_layout, device=CPU),
+        config=pair.config,
+        make_link=pair.wires.make,
+    )
+    pair.dialer.set_peers("ingress", [PeerInfo(worker=reborn, address="here")])
+    await eventually(lambda: pair.dialer.link_for(PREFILL.worker_id, reborn.incarnation))
+    assert not old.is_usable
+    assert pair.dialer.link_for(PREFILL.worker_id, PREFILL.incarnation) is None
+    await pair.close()
