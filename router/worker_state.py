@@ -2,7 +2,8 @@
 
 described -> connected (Hello) -> synced (last snapshot chunk) -> routable (a load says ready)
 routable -> suspect (a call failed) -> routable again with the stream's next message
-any -> lost: the stream broke, or no sign of life for too long; the next Hello revives it
+any -> lost: the stream broke, or no sign of life for too long; the next Hello revives it, or, for
+a stuck engine, the next load that says it lives
 """
 
 import enum
@@ -59,6 +60,7 @@ class WorkerState:
         self.is_connected = False
         self.is_synced = False
         self.is_suspect = False
+        self.is_stuck = False  # its engine shows no life, though the process speaks
         self.has_refused = False
         self.hello: state_pb2.WatchStateResponse.Hello | None = None
         self.load: state_pb2.WorkerLoad | None = None
@@ -75,7 +77,7 @@ class WorkerState:
     @property
     def state(self) -> str:
         """starting, ready, draining or lost."""
-        if self.lost_at_s is not None:
+        if self.lost_at_s is not None or self.is_stuck:
             return "lost"
         if self.load is None or not self.is_synced:
             return "starting"
@@ -151,6 +153,7 @@ class WorkerState:
         if load.metrics:
             self.metrics = list(load.metrics)
         self.has_refused = False
+        self.is_stuck = load.heartbeat_age_s > self._longest_age_s()
         self._distrusted_links.clear()
         self._picks.report_arrived(now_s=now_s)
         self._view = None
@@ -172,8 +175,23 @@ class WorkerState:
 
     def is_silent(self, now_s: float) -> bool:
         """Whether it counts as frozen."""
+        return self.heartbeat_age_s(now_s) > self._longest_age_s()
+
+    def give_up(self, *, now_s: float) -> bool:
+        """End what runs on a silent worker and route nothing there; True if this is news."""
+        self.fail_attempts(f"no sign of life for {self.heartbeat_age_s(now_s):.1f} s")
+        if not self.is_connected:
+            return False
+        if now_s - self.heard_at_s > MIN_FROZEN_S:
+            self.disconnect(now_s=now_s)
+            return True
+        was_stuck, self.is_stuck = self.is_stuck, True
+        self._view = None
+        return not was_stuck
+
+    def _longest_age_s(self) -> float:
         step_s = self.load.predicted_step_s if self.load is not None else 0.0
-        return self.heartbeat_age_s(now_s) > max(MIN_FROZEN_S, FROZEN_STEPS * step_s)
+        return max(MIN_FROZEN_S, FROZEN_STEPS * step_s)
 
     def fail_attempts(self, reason: str) -> None:
         """End what runs here."""

@@ -223,10 +223,6 @@ class Workers:
         """Stop using frozen workers and end what runs on them."""
         now_s = self._now()
         for worker in self._workers.values():
-            if not worker.is_silent(now_s):
-                continue
-            worker.fail_attempts(f"no sign of life for {worker.heartbeat_age_s(now_s):.1f} s")
-            if worker.is_connected:
+            if worker.is_silent(now_s) and worker.give_up(now_s=now_s):
                 _LOGGER.warning("Worker %s shows no sign of life", worker.key.worker_id)
-                worker.disconnect(now_s=now_s)
                 self._worker_changed(worker, is_membership=True)

@@ -105,6 +105,31 @@ async def test_a_frozen_decode_worker_is_given_up(cluster: FakeCluster) -> None:
     await cluster.until(lambda: cluster.router.status()["state"] == "ready")
 
 
+async def test_a_stuck_engine_is_given_up_though_its_process_speaks(cluster: FakeCluster) -> None:
+    await cluster.add_prefill()
+    decodes = [await cluster.add_decode(f"decode-{n}") for n in range(2)]
+    await cluster.start_router()
+
+    def hanging(worker: FakeDecodeWorker) -> object:
+        async def hang(offset: int) -> None:
+            if offset == 3 and not any(each.load.heartbeat_age_s for each in decodes):
+                worker.load.heartbeat_age_s = 2.5
+                await asyncio.sleep(30)
+
+        return hang
+
+    for worker in decodes:
+        worker.on_token = hanging(worker)  # type: ignore[assignment]
+    started_s = time.monotonic()
+    assert await collect(cluster.generate(max_tokens=8)) == expected_tokens(PROMPT, 8)
+    assert time.monotonic() - started_s < 3
+    assert sorted(cluster.states().values()) == ["lost", "ready", "ready"]
+    assert [worker.num_streams for worker in decodes] == [1, 1]
+    for worker in decodes:
+        worker.load.heartbeat_age_s = 0.0
+    await cluster.until(lambda: cluster.router.status()["state"] == "ready")
+
+
 async def test_a_gap_in_the_tokens_fails_the_attempt_not_the_request(cluster: FakeCluster) -> None:
     await cluster.add_prefill()
     bad = await cluster.add_decode("decode-0", gap_at=3)

@@ -129,6 +129,30 @@ def test_silence_is_measured_against_the_predicted_step(
     assert state.is_silent(silence_s) is is_silent
 
 
+def test_a_stuck_engine_is_lost_while_its_process_still_speaks() -> None:
+    state, attempt = worker(), Attempt()
+    stream = Stream(state).synced()
+    state.attempts.add(attempt)
+    stream.send(load=state_pb2.WorkerLoad(state="ready", heartbeat_age_s=1.5))
+    assert state.is_routable
+    assert state.is_silent(0.6)
+    assert state.give_up(now_s=0.6)
+    assert (state.state, state.is_connected, state.is_routable) == ("lost", True, False)
+    assert attempt.reasons
+    assert not state.give_up(now_s=0.7)
+    stream.send(load=state_pb2.WorkerLoad(state="ready", heartbeat_age_s=2.5))
+    assert not state.is_routable
+    stream.send(load=state_pb2.WorkerLoad(state="ready"))
+    assert state.is_routable
+
+
+def test_a_silent_process_is_disconnected() -> None:
+    state = worker()
+    Stream(state).synced()
+    assert state.give_up(now_s=2.1)
+    assert (state.is_connected, state.lost_at_s) == (False, 2.1)
+
+
 def test_a_suspect_is_good_again_with_the_next_message() -> None:
     state = worker()
     stream = Stream(state).synced()
