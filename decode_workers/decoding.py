@@ -33,6 +33,8 @@ from kv_transfer.link_dialer import LinkDialer
 from kv_transfer.receiver import KVReceiver, Received, ReceiveOrder
 from rpc.admission import Admission, Leg
 from rpc.errors import RequestFailedError, TransferLostError, WorkerUnavailableError
+from rpc.worker_metrics import WorkerMetrics
+from telemetry import metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +78,14 @@ class Decoding:
         receiver: KVReceiver,
         admission: Admission,
         open_control: Callable[[PeerInfo], TransferControl],
-        retry_after_s: Callable[[], float],
+        worker_metrics: WorkerMetrics,
     ) -> None:
         self._engine_loop = engine_loop
         self._dialer = dialer
         self._receiver = receiver
         self._admission = admission
         self._open_control = open_control
-        self._retry_after_s = retry_after_s
+        self._metrics = worker_metrics
         self._attempts = itertools.count()
 
     async def decode(
@@ -95,11 +97,7 @@ class Decoding:
         # Another attempt of the same request may still be on its way out here.
         request.request_id = f"{request.request_id}/{next(self._attempts)}"
         await fault_point_async("admission", request_label=request.request_label)
-        with self._admission.admit(
-            request.request_id,
-            incarnation=order.decode_incarnation,
-            retry_after_s=self._retry_after_s(),
-        ) as leg:
+        with self._admission.admit(request.request_id, incarnation=order.decode_incarnation) as leg:
             yield Admitted()
             try:
                 async with aclosing(self._work(order, leg, trace)) as messages:
@@ -140,6 +138,8 @@ class Decoding:
             yield _first_output(request, num_tokens, finish_reason=FinishReason.MIGRATE)
             return
         trace.received(received)
+        if received.num_bytes:
+            self._metrics.observe(metrics.KV_TRANSFER_SECONDS, received.transfer_s)
         yield Arrived(
             num_cached_tokens=received.num_cached_tokens,
             num_bytes=received.num_bytes,

@@ -75,7 +75,11 @@ class DecodeWorker:
             pid=os.getpid(),
         )
         self._metrics = WorkerMetrics(pool=POOL, worker_id=worker_id, wrap_sink=wrap_sink)
-        self._admission = Admission(incarnation=incarnation, max_waiting=config.max_waiting)
+        self._admission = Admission(
+            incarnation=incarnation,
+            max_waiting=config.max_waiting,
+            retry_after_s=self._retry_after_s,
+        )
         # What `stop` undoes, last first; a start that failed half way leaves its first half here.
         self._stack = contextlib.AsyncExitStack()
 
@@ -162,7 +166,7 @@ class DecodeWorker:
             receiver=self._receiver,
             admission=self._admission,
             open_control=self._open_control,
-            retry_after_s=self._state.retry_after_s,
+            worker_metrics=self._metrics,
         )
 
     async def _start_engine(self) -> None:
@@ -174,6 +178,9 @@ class DecodeWorker:
         await self._engine_loop.call(lambda engine: engine.warm_up())
         refreshing = self._state.keep_fresh(lambda: self._engine_loop.call(lambda _: None))
         self._stack.callback(asyncio.create_task(refreshing).cancel)
+
+    def _retry_after_s(self) -> float:
+        return self._state.retry_after_s()
 
     def _on_step(self, output: StepOutput) -> None:
         """Runs on the engine's thread, after each of its turns."""

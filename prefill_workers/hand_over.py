@@ -15,7 +15,7 @@ the blocks as soon as no granted operation reads them.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -99,13 +99,11 @@ class HandOver:
         tables: BlockTables,
         sender: KVSender,
         admission: Admission,
-        retry_after_s: Callable[[], float],
     ) -> None:
         self._engine_loop = engine_loop
         self._tables = tables
         self._sender = sender
         self._admission = admission
-        self._retry_after_s = retry_after_s
         self._attempts = itertools.count()
 
     async def prefill(self, order: PrefillOrder) -> AsyncGenerator[RequestOutput]:
@@ -116,9 +114,7 @@ class HandOver:
         request.request_id = f"{request.request_id}/{next(self._attempts)}"
         await fault_point_async("admission", request_label=request.request_label)
         with self._admission.admit(
-            request.request_id,
-            incarnation=order.prefill_incarnation,
-            retry_after_s=self._retry_after_s(),
+            request.request_id, incarnation=order.prefill_incarnation
         ) as leg:
             self._sender.open(
                 SenderOrder(

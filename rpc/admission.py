@@ -54,11 +54,13 @@ class Admission:
         *,
         incarnation: int,
         max_waiting: int,
+        retry_after_s: Callable[[], float],  # when a refused request may find room
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = "starting"
         self._incarnation = incarnation
         self._max_waiting = max_waiting
+        self._retry_after_s = retry_after_s
         self._now = now
         self._legs: set[Leg] = set()
         self._changed = asyncio.Event()
@@ -83,7 +85,7 @@ class Admission:
         self.state = "draining"
 
     @contextmanager
-    def admit(self, request_id: str, *, incarnation: int, retry_after_s: float) -> Iterator[Leg]:
+    def admit(self, request_id: str, *, incarnation: int) -> Iterator[Leg]:
         """Hold a leg for the block; a `WorkerError` says why this worker does not take it."""
         if incarnation != self._incarnation:
             raise StaleWorkerError(f"Got {incarnation = } but this process is {self._incarnation}")
@@ -93,7 +95,7 @@ class Admission:
             raise WorkerUnavailableError("this worker is still starting")
         if self.num_waiting >= self._max_waiting:
             raise AdmissionRefusedError(
-                f"{self.num_waiting} requests wait already", retry_after_s=retry_after_s
+                f"{self.num_waiting} requests wait already", retry_after_s=self._retry_after_s()
             )
         leg = Leg(request_id)
         self._legs.add(leg)

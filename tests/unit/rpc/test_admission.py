@@ -14,13 +14,13 @@ from rpc.errors import (
 
 
 def make_admission(*, max_waiting: int = 2) -> Admission:
-    admission = Admission(incarnation=7, max_waiting=max_waiting)
+    admission = Admission(incarnation=7, max_waiting=max_waiting, retry_after_s=lambda: 0.5)
     admission.open()
     return admission
 
 
 def admit(admission: Admission, request_id: str = "a", *, incarnation: int = 7):
-    return admission.admit(request_id, incarnation=incarnation, retry_after_s=0.5)
+    return admission.admit(request_id, incarnation=incarnation)
 
 
 async def test_a_leg_counts_as_waiting_until_it_is_scheduled() -> None:
@@ -49,7 +49,7 @@ async def test_a_request_for_another_process_is_stale() -> None:
 
 
 async def test_nothing_is_admitted_before_the_start_is_over() -> None:
-    admission = Admission(incarnation=7, max_waiting=1)
+    admission = Admission(incarnation=7, max_waiting=1, retry_after_s=lambda: 0.5)
     with pytest.raises(WorkerUnavailableError), admit(admission):
         pass
 
