@@ -1,0 +1,170 @@
+"""A Ray cluster that somebody else started: joined by `relevo serve`, used by `serve deploy`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from rpc.token import create_token
+from tests.served_cluster import SMALL, ServedCluster, free_ports, is_taken
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+
+BIN = Path(sys.executable).parent
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+UP_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A head node of our own, which counts as a foreign one here."""
+
+    process: psutil.Process
+    address: str
+    dashboard: str
+    environment: Mapping[str, str]
+    token_file: Path
+
+    def replicas(self) -> list[str]:
+        """Names of the Serve replicas that run on it."""
+        names = [child.cmdline()[:1] for child in self.process.children(recursive=True)]
+        return [name[0] for name in names if name and "ServeReplica" in name[0]]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    folder = tmp_path_factory.mktemp("head")
+    create_token(folder / "token")
+    port, dashboard, client, agent = free_ports(4)
+    ray_token = folder / "ray_token"
+    ray_token.write_text("0" * 64)
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(ray_token)}
+    environment["RAY_ADDRESS"] = ""
+    command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2"]
+    command += [f"--port={port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
+    command += [f"--ray-client-server-port={client}", "--disable-usage-stats"]
+    command += [f"--dashboard-agent-listen-port={agent}", f"--temp-dir={_short_path(folder)}"]
+    with (folder / "ray.log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    handle = psutil.Process(process.pid)
+    try:
+        _wait_until(lambda: is_taken(port) and is_taken(dashboard), folder / "ray.log")
+        yield Head(
+            process=handle,
+            address=f"127.0.0.1:{port}",
+            dashboard=f"http://127.0.0.1:{dashboard}",
+            environment=environment,
+            token_file=folder / "token",
+        )
+    finally:
+        children = handle.children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        psutil.wait_procs([handle, *children], timeout=15)
+        for child in children:
+            if child.is_running():
+                child.kill()
+        process.wait(10)
+
+
+def _short_path(folder: Path) -> Path:
+    """Ray's sockets need a path shorter than pytest's."""
+    link = Path("/tmp") / f"relevo-test-{os.getpid()}"
+    link.symlink_to(folder)
+    return link
+
+
+def _wait_until(is_true: object, log: Path) -> None:
+    assert callable(is_true)
+    deadline = time.monotonic() + UP_WITHIN_S
+    while time.monotonic() < deadline:
+        if is_true():
+            return
+        time.sleep(0.2)
+    pytest.fail(log.read_text())
+
+
+def ask(url: str) -> str:
+    body = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 4, "temperature": 0}
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == httpx.codes.OK, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def test_serve_joins_the_cluster_and_leaves_it_as_it_was(head: Head, tiny_model: Path) -> None:
+    cluster = ServedCluster.start(
+        tiny_model,
+        f"cluster.ray_address={head.address}",
+        f"cluster.token_file={head.token_file}",
+        environment=head.environment,
+    )
+    try:
+        cluster.wait_until_shown()
+        assert f"joined {head.address}" in cluster.output()
+        assert ask(cluster.url)
+        assert len(head.replicas()) == 3
+    finally:
+        status = cluster.stop()
+    assert status == 0, cluster.output()
+    assert head.process.is_running()
+    assert head.replicas() == []
+    assert not is_taken(cluster.http_port)
+
+
+def test_serve_deploy_with_the_shipped_file(head: Head, tiny_model: Path, tmp_path: Path) -> None:
+    http_port, grpc_port = free_ports(2)
+    tree = yaml.safe_load((DEPLOY / "serve.yaml").read_text())
+    args = tree["applications"][0]["args"]
+    args["cluster"]["token_file"] = str(head.token_file)
+    args["ingress"] = {"http_port": http_port, "grpc_port": grpc_port}
+    args["model"] = {"path": str(tiny_model)}
+    for key in SMALL:
+        section, _, assignment = key.partition(".")
+        name, _, value = assignment.partition("=")
+        args.setdefault(section, {})[name] = yaml.safe_load(value)
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    serve = [str(BIN / "serve")]
+    address = ["--address", head.dashboard]
+    done = subprocess.run(
+        [*serve, "deploy", str(file), *address],
+        env=head.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    url = f"http://127.0.0.1:{http_port}"
+    try:
+        _wait_until(lambda: is_taken(http_port) and _is_ready(url), file)
+        assert ask(url)
+    finally:
+        subprocess.run([*serve, "shutdown", "-y", *address], env=head.environment, check=False)
+
+
+def _is_ready(url: str) -> bool:
+    return httpx.get(f"{url}/ready", timeout=10).status_code == httpx.codes.OK
+
+
+def test_a_cluster_that_is_not_there_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    create_token(tmp_path / "token")
+    (port,) = free_ports(1)
+    cluster = ServedCluster.start(
+        tiny_model,
+        f"cluster.ray_address=127.0.0.1:{port}",
+        f"cluster.token_file={tmp_path / 'token'}",
+    )
+    assert cluster.wait(200) == 1
+    ((_, line),) = cluster.errors
+    assert f"cannot join the Ray cluster at 127.0.0.1:{port}" in line
