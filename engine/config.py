@@ -12,7 +12,7 @@ class EngineConfig:
     model_path: str  # local checkpoint directory or hub id
     model_id: str = ""  # name in block hashes and layouts; empty = model_path
     model_revision: str = ""
-    dtype: str = "auto"  # auto = what the checkpoint says
+    dtype: str = "auto"  # auto = the checkpoint's; float32 where a CPU cannot compute in that
     max_model_len: int | None = None  # None = what the model allows
     block_size: int = 32  # tokens per KV block
     num_kv_blocks: int | None = None  # None = computed from the memory there is

@@ -46,7 +46,7 @@ class ModelRunner:
         self._model = _load(
             AutoModelForCausalLM,
             config,
-            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+            dtype=_choose_dtype(config.dtype, text_config, self.device),
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             **origin,
@@ -123,6 +123,26 @@ def _choose_device(wanted: str) -> torch.device:
     if wanted != "auto":
         return torch.device(wanted)
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def _choose_dtype(wanted: str, text_config: Any, device: torch.device) -> torch.dtype:
+    if wanted != "auto":
+        dtype = getattr(torch, wanted)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    own = getattr(text_config, "dtype", None) or torch.float32
+    dtype = own if isinstance(own, torch.dtype) else getattr(torch, own)
+    assert isinstance(dtype, torch.dtype)
+    if device.type == "cpu" and dtype.itemsize == 2 and not _has_half_arithmetic():
+        # Without such instructions torch multiplies bfloat16 six times slower than float32.
+        logger.warning("this CPU has no %s arithmetic: computing in float32", dtype)
+        return torch.float32
+    return dtype
+
+
+def _has_half_arithmetic() -> bool:
+    is_supported: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return is_supported is not None and bool(is_supported())
 
 
 def _refuse_unservable(model_config: Any, text_config: Any) -> None:

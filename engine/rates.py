@@ -1,12 +1,15 @@
 """How fast this engine is, learnt from every step."""
 
 _WEIGHT = 0.2  # of the newest observation
-_MIN_CHUNK_TOKENS = 16  # smaller pieces say more about overhead than about speed
-_MIN_DECODE_SHARE_S = 1e-6
+_MIN_CHUNK_TOKENS = 32  # smaller pieces say more about overhead than about speed
 
 
 class Rates:
-    """Owns the learnt speeds: prompt tokens per second, and seconds of a decode step by size."""
+    """Owns the learnt speeds.
+
+    A step costs what its decodes cost, at least as much as one (reading the weights is the same
+    for any row), and its prompt tokens at `prefill_tokens_per_s` on top.
+    """
 
     def __init__(self) -> None:
         self.prefill_tokens_per_s = 0.0  # 0 = nothing observed yet
@@ -14,7 +17,7 @@ class Rates:
 
     def decode_step_s(self, num_decodes: int) -> float:
         """Predicted seconds of a step with this many decodes; 0 when nothing was observed."""
-        if not num_decodes or not self._decode_step_s:
+        if not self._decode_step_s:
             return 0.0
         wanted = _size_class(num_decodes)
         nearest = min(self._decode_step_s, key=lambda known: abs(known - wanted))
@@ -29,10 +32,10 @@ class Rates:
 
     def observe(self, *, num_decodes: int, num_chunk_tokens: int, duration_s: float) -> None:
         """Learn from one step."""
-        if num_chunk_tokens >= _MIN_CHUNK_TOKENS:
+        if num_chunk_tokens >= _MIN_CHUNK_TOKENS and duration_s > 0.0:
             rest_s = duration_s - self.decode_step_s(num_decodes)
-            # A step faster than its decodes alone is noise; it still bounds the rate from below.
-            rate = num_chunk_tokens / max(rest_s, 0.25 * duration_s, _MIN_DECODE_SHARE_S)
+            # A step faster than its decodes alone is noise; it must not become a huge rate.
+            rate = num_chunk_tokens / max(rest_s, 0.25 * duration_s)
             self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, rate)
         elif num_decodes and not num_chunk_tokens:
             size = _size_class(num_decodes)
@@ -43,12 +46,13 @@ class Rates:
         if not self.prefill_tokens_per_s:
             return None
         left_s = limit_s - self.decode_step_s(num_decodes)
+        # Never so few that the fixed cost of a step eats the speed.
         return max(_MIN_CHUNK_TOKENS, int(left_s * self.prefill_tokens_per_s))
 
 
 def _size_class(num_decodes: int) -> int:
     """1, 2, 3 to 4, 5 to 8, ... : within a class a step costs about the same."""
-    return (num_decodes - 1).bit_length()
+    return (max(1, num_decodes) - 1).bit_length()
 
 
 def _blend(before: float, newest: float) -> float:

@@ -58,7 +58,7 @@ class Scheduler:
             request,
             request.num_tokens + 1,
             max_cached_tokens=request.num_tokens,
-            margin=len(self.running),
+            margin=self._num_growing(),
         )
         if new_block_ids is None:
             return None
@@ -218,13 +218,11 @@ class Scheduler:
             return None
         request = self.waiting[0]
         # The last token is always computed: its logits are what a step is for.
-        # Each running request may soon want one more block: without that margin the newcomer
-        # would be preempted at once.
         new_block_ids = self._blocks.allocate(
             request,
             request.num_tokens,
             max_cached_tokens=request.num_tokens - 1,
-            margin=len(self.running),
+            margin=self._num_growing(),
         )
         if new_block_ids is None:
             return None
@@ -234,12 +232,19 @@ class Scheduler:
         insort(self.running, request, key=_arrival)
         return request
 
+    def _num_growing(self) -> int:
+        """Running requests that may soon want one more block each.
+
+        A newcomer that took the last ones would be preempted at once.
+        """
+        return sum(not request.hand_over for request in self.running)
+
     def _is_head_starved(self) -> bool:
         """Whether the head of the queue waits for blocks, not for a place."""
         if not self.waiting or len(self.running) >= self._max_num_seqs:
             return False
         num_blocks = self._blocks.num_needed(self.waiting[0].num_tokens)
-        return num_blocks + len(self.running) > self._pool.num_available
+        return num_blocks + self._num_growing() > self._pool.num_available
 
     def _leave_queues(self, request: Request) -> None:
         if self.waiting_for_kv.pop(request.request_id, None) is not None:

@@ -269,7 +269,8 @@ def test_seeded_sampling_is_the_same_in_every_batch(
             top_p=0.95,
         )
 
-    alone = [generate(make_engine(), request(number, "a")) for number in range(batch_size)]
+    solo = make_engine()
+    alone = [generate(solo, request(number, "a")) for number in range(batch_size)]
     engine = make_engine(max_num_batched_tokens=16)
     for number in range(batch_size):
         engine.add_request(request(number, "b"))
@@ -307,7 +308,8 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ):
     engine = make_engine(num_kv_blocks=12)
-    expected = generate(make_engine(), make_request("probe", PROMPT))
+    clean = make_engine()
+    expected = generate(clean, make_request("probe", PROMPT))
     poisoned = make_request("poisoned", random_prompt(17))
     engine.add_request(poisoned)
     engine.step()
@@ -321,7 +323,7 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
     for seed in range(3):
         prompt = random_prompt(60, seed=seed)
         again = generate(engine, make_request(f"after-{seed}", prompt))
-        assert again == generate(make_engine(), make_request("alone", prompt))
+        assert again == generate(clean, make_request(f"alone-{seed}", prompt))
     assert generate(engine, make_request("same", random_prompt(17)))
     assert_empty(engine)
 
