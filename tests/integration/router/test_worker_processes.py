@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 PROMPT = [(7 * n) % 300 + 3 for n in range(100)]
 NUM_TOKENS = 60
+DISCOVERY = StaticDiscovery([])
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProce
 @asynccontextmanager
 async def routed(processes: ClusterProcesses, mode: str = "never") -> AsyncIterator[Router]:
     """A router over one prefill and two decode workers, whole again before each test."""
-    discovery = StaticDiscovery(processes.ensure(prefill=1, decode=2))
+    DISCOVERY.workers[:] = processes.ensure(prefill=1, decode=2)
     channels = ChannelPool(token=read_token(processes.token_file), config=RpcConfig())
-    router = Router(RouterConfig(local_prefill=mode), discovery, channels, ingress_id="ingress")
+    router = Router(RouterConfig(local_prefill=mode), DISCOVERY, channels, ingress_id="ingress")
     await router.start()
     try:
         await until(lambda: router.status()["state"] == "ready", 30.0)
@@ -147,14 +148,8 @@ async def test_a_prefill_worker_that_dies_makes_requests_wait(processes: Cluster
         started = asyncio.get_running_loop().run_in_executor(
             None, lambda: processes.ensure(prefill=1, decode=2)
         )
-        router_discovery_workers(router)[:] = await started
+        DISCOVERY.workers[:] = await started
         assert await waiting == expected
-
-
-def router_discovery_workers(router: Router) -> list[object]:
-    discovery = router._workers._discovery
-    assert isinstance(discovery, StaticDiscovery)
-    return discovery.workers  # type: ignore[return-value]
 
 
 async def test_cancels_give_everything_back(processes: ClusterProcesses) -> None:
