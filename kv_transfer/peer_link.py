@@ -166,10 +166,11 @@ class PeerLink:
             raise
         finally:
             self.link = None
+            # at once: closing may take a while, and nobody shall be routed here meanwhile
+            self._enter(LinkState.BROKEN, reason)
             await link.live.close(reason)
         is_stable = self._settings.now() - started >= _STABLE_AFTER_S
         self._num_failures = 0 if is_stable else self._num_failures + 1
-        self._enter(LinkState.BROKEN, reason)
 
     async def _dial(self) -> DialedLink:
         settings, identity = self._settings, self._settings.identity

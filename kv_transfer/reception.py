@@ -21,7 +21,6 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from kv_transfer.backend import LinkBrokenError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     Commit,
@@ -240,7 +239,10 @@ class Reception:
                 return
             # the operation runs on, wanted or not
             self._num_bytes += await asyncio.shield(outcome.arrival)
-        except LinkBrokenError:
+        except Exception:
+            # whatever an operation raises ends its link
+            if not order.link.live.ended.done():
+                raise
             self._put_failure(order.link.live.failure)
             return
         digest = await self._digest(fetch) if with_digest else b""

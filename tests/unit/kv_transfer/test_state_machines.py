@@ -135,6 +135,9 @@ class HandOvers(RuleBasedStateMachine):
     @rule(data=st.data(), does=st.sampled_from([False] * 4 + [True]))
     def router_cancels(self, data: st.DataObject, does: bool) -> None:
         if not does:
+            self.calm(3)
+            return
+        if not self.prefill:
             return
         id_ = data.draw(st.sampled_from(sorted(self.prefill)))
         self.prefill[id_].end(EndCause.CANCELLED)
@@ -144,11 +147,12 @@ class HandOvers(RuleBasedStateMachine):
     @rule(data=st.data(), does=st.sampled_from([False] * 4 + [True]))
     def client_cancels(self, data: st.DataObject, does: bool) -> None:
         if not does:
+            self.calm(3)
             return
         id_ = data.draw(st.sampled_from(sorted(self.decode)))
         self.act(id_, self.decode[id_].machine.fail(FailureReason.CANCELLED))
 
-    @rule(seconds=st.sampled_from([0.03] * 6 + [1.0, 4.0, 11.0]))
+    @rule(seconds=st.sampled_from([0.03] * 12 + [1.0, 4.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         for transfer in list(self.prefill.values()):
@@ -197,6 +201,9 @@ class HandOvers(RuleBasedStateMachine):
             return
 
     @rule(steps=st.integers(1, 40))
+    def all_goes_well(self, steps: int) -> None:
+        self.calm(steps)
+
     def calm(self, steps: int) -> None:
         """Nothing goes wrong for a while."""
         for _ in range(steps):
@@ -210,7 +217,9 @@ class HandOvers(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(["calm"] * 6 + ["link", "prefill", "decode"]))
     def disrupt(self, what: str) -> None:
-        if what == "link":
+        if what == "calm":
+            self.calm(15)
+        elif what == "link":
             self.link_breaks()
         elif what == "prefill":
             self.prefill_worker_restarts()
