@@ -90,8 +90,7 @@ class Scheduler:
         for request in self.running:
             if request.num_tokens - request.num_computed_tokens > 1:
                 budget -= self._schedule_chunk(chunks, request, budget)
-        # What was just taken from one request must not go to a newcomer.
-        while budget > 0 and not schedule.num_preemptions:
+        while budget > 0:
             newcomer = self._admit_next(schedule)
             if newcomer is None:
                 break

@@ -242,3 +242,14 @@ def test_uncached_tokens_count_what_nobody_has_computed():
     assert scheduler.num_uncached_tokens() == 2
     add(scheduler, "c", 10, 100)
     assert scheduler.num_uncached_tokens() == 12
+
+
+def test_a_preempted_request_does_not_come_back_in_the_same_step():
+    scheduler = make_scheduler(num_blocks=5)
+    add(scheduler, "a", 8)
+    add(scheduler, "b", 8, 100)
+    step(scheduler)
+    add(scheduler, "c", 1, 200)
+    while not scheduler.num_preemptions:
+        ran = step(scheduler)
+    assert set(ran) == {"a"}
