@@ -19,6 +19,8 @@ from cluster.model_source import (
 )
 from cluster.start_error import StartError
 
+CONNECT_WITHIN_S = 5.0
+
 
 def check(config: ClusterConfig) -> None:
     """Raise StartError or ConfigError for the first thing that would fail later."""
@@ -27,6 +29,8 @@ def check(config: ClusterConfig) -> None:
     _check_files(config)
     if config.is_local:
         _check_ports(config)
+    else:
+        _check_ray_address(config.cluster.ray_address)
 
 
 def _check_model(path: str) -> None:
@@ -72,6 +76,20 @@ def _check_files(config: ClusterConfig) -> None:
             continue  # made where it is missing
         if path and not Path(path).expanduser().is_file():
             raise StartError(f"{key} {path} does not exist")
+
+
+def _check_ray_address(address: str) -> None:
+    """Ray itself would try for minutes to reach a head node that is not there."""
+    if address == "auto":
+        return
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or "://" in address:
+        raise StartError(f"cluster.ray_address {address} is neither local, auto nor host:port")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_WITHIN_S).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise StartError(f"cannot join the Ray cluster at {address}: {reason}") from error
 
 
 def _check_ports(config: ClusterConfig) -> None:

@@ -118,6 +118,7 @@ class Session:
         """Show how the replicas come up until all of them serve; StartError when they cannot."""
         last_message, reported_at_s = "", time.monotonic()
         while True:
+            self._check_ray()
             overview = serve.status().applications.get(APPLICATION)
             if overview is not None:
                 if overview.status is ApplicationStatus.DEPLOY_FAILED:
@@ -165,13 +166,20 @@ class Session:
     def follow(self) -> None:
         """Say what changes, from now on; StartError when Ray itself has ended."""
         while True:
-            for process in self._ray_processes:
-                if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                    raise StartError(f"Ray has ended: its {process.name()} is gone")
+            self._check_ray()
             status = self._status()
             if status is not None:
                 self._watch.update(status)
             time.sleep(1.0)
+
+    def _check_ray(self) -> None:
+        for process in self._ray_processes:
+            try:
+                is_alive = process.status() != psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                is_alive = False
+            if not is_alive:
+                raise StartError("Ray has ended: one of its two system processes is gone")
 
     def stop(self, *, is_drained: bool) -> None:
         """Drain and end the application, then leave the cluster, or end it where it is ours."""

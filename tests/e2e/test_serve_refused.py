@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.served_cluster import ServedCluster
+from rpc.token import create_token
+from tests.served_cluster import ServedCluster, free_ports
 
 pytestmark = [pytest.mark.timeout(120)]
 
@@ -54,6 +55,19 @@ def test_a_bad_environment_variable(tiny_model: Path) -> None:
     environment = {"RELEVO__ENGINE__BLOCKSIZE": "16"}
     line = refused(ServedCluster.start(tiny_model, environment=environment))
     assert "'engine.blocksize' in the environment; did you mean 'engine.block_size'?" in line
+
+
+def test_a_cluster_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
+    create_token(tmp_path / "token")
+    (port,) = free_ports(1)
+    line = refused(
+        ServedCluster.start(
+            tiny_model,
+            f"cluster.ray_address=127.0.0.1:{port}",
+            f"cluster.token_file={tmp_path / 'token'}",
+        )
+    )
+    assert f"cannot join the Ray cluster at 127.0.0.1:{port}: Connection refused" in line
 
 
 @pytest.mark.ray

@@ -77,3 +77,9 @@ def test_a_directory_of_that_name_wins_over_the_hub(
     (tmp_path / "gpt2").mkdir()
     monkeypatch.chdir(tmp_path)
     assert not is_hub_id("gpt2")
+
+
+def test_a_ray_address_must_be_one(checkpoint: Path) -> None:
+    for address in ("somewhere", "ray://host:10001"):
+        with pytest.raises(StartError, match="neither local, auto nor host:port"):
+            preflight.check(config_for(checkpoint, f"cluster.ray_address={address}"))
