@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from kv_transfer.control import FetchOrder, FetchReply, WorkerRef
 from kv_transfer.link import Link
@@ -46,3 +47,10 @@ class AcceptedLink:
         """Answer a repeated order as it was answered before."""
         assert self._last_reply is not None, "nothing was granted yet"
         return await asyncio.shield(self._last_reply)
+
+
+class LinkSource(Protocol):
+    """Where a sender finds the link an order names; `LinkAcceptor` is one."""
+
+    def link_for(self, decode_worker: WorkerRef, generation: int) -> AcceptedLink | None:
+        """Return the live link of exactly this process and generation."""

@@ -11,13 +11,8 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import FailureReason, TransferControl, TransferFailedError, WorkerRef
 from kv_transfer.counters import TransferCounters
 from kv_transfer.layout import KVLayout
-from kv_transfer.reception import (
-    Received,
-    ReceiveOrder,
-    Reception,
-    ReceptionSettings,
-    Reservation,
-)
+from kv_transfer.receive_order import Received, ReceiveOrder, Reservation
+from kv_transfer.reception import Reception, ReceptionSettings
 
 __all__ = ["KVReceiver", "ReceiveOrder", "Received", "Reservation"]
 

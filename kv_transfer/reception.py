@@ -14,10 +14,10 @@ import functools
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -31,11 +31,12 @@ from kv_transfer.control import (
     TransferNotFoundError,
     WorkerRef,
 )
-from kv_transfer.dialed_link import DialedLink, RangeRequest
+from kv_transfer.dialed_link import RangeRequest
 from kv_transfer.digest import range_digest
 from kv_transfer.faulty_range import ask_fault_plan
 from kv_transfer.layout import KVLayout
 from kv_transfer.link import Link
+from kv_transfer.receive_order import Received, ReceiveOrder, Reservation
 from kv_transfer.receiver_state import (
     Action,
     Fail,
@@ -52,44 +53,6 @@ Event = Callable[[float], list[Action]]
 
 # Bounds one operation, so that requests take turns on a link and a deadline means something.
 _MAX_BYTES_PER_FETCH = 32 << 20
-
-
-class Reservation(Protocol):
-    """Blocks for all tokens of a request; the first `num_cached_tokens` hold their KV already."""
-
-    @property
-    def block_ids(self) -> Sequence[int]:
-        """Ids of the blocks, in token order."""
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Tokens that need not travel."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveOrder:
-    """Which hand-over to receive, over which link."""
-
-    transfer_id: int
-    epoch: int
-    link: DialedLink
-    num_tokens: int
-    request_label: str = ""
-    # bounds the whole reception, prefill included
-    timeout_s: float = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
-    """All KV is in the blocks; decoding may start."""
-
-    commit: Commit
-    num_bytes: int
-    # summed over the operations of this transfer
-    transfer_s: float
-    # from the commit to the last range's arrival
-    tail_s: float
-    num_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +202,9 @@ class Reception:
                 return
             # the operation runs on, wanted or not
             self._num_bytes += await asyncio.shield(outcome.arrival)
-        except Exception:
-            # whatever an operation raises ends its link
-            if not order.link.live.ended.done():
-                raise
+        except Exception as error:  # noqa: BLE001
+            # whatever an operation raises ends its link, which may not know of it yet
+            order.link.live.fail(str(error) or type(error).__name__)
             self._put_failure(order.link.live.failure)
             return
         digest = await self._digest(fetch) if with_digest else b""

@@ -15,11 +15,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
-from kv_transfer.accepted_link import AcceptedLink
+from kv_transfer.accepted_link import AcceptedLink, LinkSource
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     ChunkDigest,
@@ -44,13 +43,6 @@ from kv_transfer.staging import RangeOrder
 from kv_transfer.tickets import TicketCheck
 
 logger = logging.getLogger(__name__)
-
-
-class LinkSource(Protocol):
-    """Where a sender finds the link an order names; `LinkAcceptor` is one."""
-
-    def link_for(self, decode_worker: WorkerRef, generation: int) -> AcceptedLink | None:
-        """Return the live link of exactly this process and generation."""
 
 
 class KVSender:
