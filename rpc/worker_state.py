@@ -5,7 +5,6 @@ worker: links, transfers, counters ----------^
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -85,8 +84,13 @@ class WorkerState:
     async def keep_fresh(self, take_a_turn: Callable[[], Awaitable[object]]) -> None:
         """Let an idle engine take a turn now and then: each turn is followed by a report."""
         while True:
-            with contextlib.suppress(RuntimeError):  # it gave up, which its health check says
+            try:
                 await take_a_turn()
+            except RuntimeError:
+                # It gave up; until its process is replaced others shall have the requests.
+                self._admission.close()
+                self.feed.touch()
+                return
             await asyncio.sleep(REFRESH_PERIOD_S)
 
     def _publish(self, events: BlockEvents) -> None:
