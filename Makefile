@@ -88,7 +88,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@$(PIP) install -q --no-deps '$(DEMO)'
 	@touch $@
 
-$(MODEL): $(STAMP)
+$(MODEL): | $(STAMP)
 	@echo 'setup      converting the demo model (about 40 s, once)'
 	@$(BIN)/python -m cluster.demo_model
 	@touch -c $@

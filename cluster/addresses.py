@@ -40,6 +40,7 @@ def curl(config: ClusterConfig) -> str:
         {
             "model": config.model.name,
             "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0,
         }
     )
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.ingress.api_keys_file else ""

@@ -20,8 +20,8 @@ class ChatSettings:
 
     url: str
     api_key: str = ""
-    system: str = ""
     max_tokens: int = 512
+    temperature: float = 0.2
     stats: bool = False
 
 
@@ -41,21 +41,19 @@ def run(settings: ChatSettings, *, quick: str) -> int:
     try:
         with open_client(settings.url, api_key=settings.api_key) as client:
             model = get_json(client, "/v1/models")["data"][0]["id"]
-            messages = [{"role": "system", "content": settings.system}] if settings.system else []
             if quick:
-                _ask(client, settings, model, [*messages, {"role": "user", "content": quick}])
+                _ask(client, settings, model, [{"role": "user", "content": quick}])
                 return 0
             sys.stdout.write(f"{model} at {settings.url}; Ctrl-D ends\n")
-            _converse(client, settings, model, messages)
+            _converse(client, settings, model)
             return 0
     except FrontError as error:
         sys.stderr.write(f"relevo chat: {error}\n")
         return 1
 
 
-def _converse(
-    client: httpx.Client, settings: ChatSettings, model: str, messages: list[dict[str, str]]
-) -> None:
+def _converse(client: httpx.Client, settings: ChatSettings, model: str) -> None:
+    messages: list[dict[str, str]] = []
     while True:
         try:
             question = input("> ").strip()
@@ -74,7 +72,7 @@ def _converse(
         except KeyboardInterrupt:
             sys.stdout.write("\n")
             continue
-        messages[:] = [*asked, {"role": "assistant", "content": answer.text}]
+        messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 
 def _ask(
@@ -84,6 +82,7 @@ def _ask(
         "model": model,
         "messages": messages,
         "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

@@ -51,14 +51,20 @@ def chat(
     quick: Annotated[
         str, typer.Option("--quick", "-q", metavar="MESSAGE", help="Ask once and leave.")
     ] = "",
-    system: Annotated[str, typer.Option("--system", help="System prompt.")] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 is greedy; small models need little.")
+    ] = 0.2,
     stats: Annotated[bool, typer.Option("--stats", help="Show times after each answer.")] = False,
 ) -> None:
     """Talk to the served model; Ctrl-D ends."""
     module = _load("cluster.chat")
     settings = module.ChatSettings(
-        url=url, api_key=api_key, system=system, max_tokens=max_tokens, stats=stats
+        url=url,
+        api_key=api_key,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        stats=stats,
     )
     raise typer.Exit(module.run(settings, quick=quick))
 
