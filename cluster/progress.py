@@ -41,7 +41,8 @@ class WorkerWatch:
         """Say what is new in this status."""
         for worker in status.get("workers", ()):
             self._tell(worker["id"], _worker_line(worker))
-            for link in worker.get("links", ()):
+            # The decode side owns a link; the prefill side repeats it.
+            for link in worker.get("links", ()) if worker["pool"] == "decode" else ():
                 self._tell(f"{worker['id']} ← {link['peer']}", _link_line(link), phase=worker["id"])
 
     def _tell(self, key: str, line: str, *, phase: str = "") -> None:

@@ -32,13 +32,15 @@ def test_each_change_of_a_worker_or_link_is_told_once() -> None:
     link = {"peer": "prefill-0", "state": "connecting", "backend": "gloo", "reason": ""}
     worker = {"id": "decode-0", "pool": "decode", "state": "ready", "pid": 7}
     worker |= {"kv": {"total": 64}, "links": [link]}
+    mirrored = {"id": "prefill-0", "pool": "prefill", "state": "ready", "pid": 8, "links": [link]}
     watch.update({"workers": [worker]})
-    watch.update({"workers": [worker]})
+    watch.update({"workers": [worker, mirrored]})
     link["state"] = "ready"
     watch.update({"workers": [worker]})
     assert told == [
         ("decode-0", "ready (pid 7, 64 KV blocks)"),
         ("decode-0", "link decode-0 ← prefill-0: connecting (gloo)"),
+        ("prefill-0", "ready (pid 8)"),
         ("decode-0", "link decode-0 ← prefill-0: ready (gloo)"),
     ]
 
