@@ -104,9 +104,7 @@ def engine_tokens_per_s(engine: Engine, prompt: list[int], num_tokens: int, name
             request_id=name,
             token_ids=list(prompt),
             num_prompt_tokens=len(prompt),
-            sampling_params=SamplingParams(
-                max_tokens=num_tokens, temperature=0.0, ignore_eos=True
-            ),
+            sampling_params=SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True),
         )
     )
     arrivals_s = []
@@ -118,7 +116,7 @@ def engine_tokens_per_s(engine: Engine, prompt: list[int], num_tokens: int, name
 
 def main() -> None:
     """Alternate both and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
