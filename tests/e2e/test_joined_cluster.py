@@ -45,6 +45,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     folder = tmp_path_factory.mktemp("head")
     create_token(folder / "token")
     port, dashboard, client, agent = free_ports(4)
+    # Ray's sockets need a path shorter than pytest's.
+    short = Path("/tmp") / f"relevo-test-{os.getpid()}"
+    short.symlink_to(folder)
     ray_token = folder / "ray_token"
     ray_token.write_text("0" * 64)
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(ray_token)}
@@ -52,7 +55,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2"]
     command += [f"--port={port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
     command += [f"--ray-client-server-port={client}", "--disable-usage-stats"]
-    command += [f"--dashboard-agent-listen-port={agent}", f"--temp-dir={_short_path(folder)}"]
+    command += [f"--dashboard-agent-listen-port={agent}", f"--temp-dir={short}"]
     with (folder / "ray.log").open("w") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -75,13 +78,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
             if child.is_running():
                 child.kill()
         process.wait(10)
-
-
-def _short_path(folder: Path) -> Path:
-    """Ray's sockets need a path shorter than pytest's."""
-    link = Path("/tmp") / f"relevo-test-{os.getpid()}"
-    link.symlink_to(folder)
-    return link
+        short.unlink()
 
 
 def _wait_until(is_true: object, log: Path) -> None:
