@@ -1,9 +1,9 @@
 """How much of the engine's speed reaches an HTTP client: one greedy stream, served and in process.
 
-    .venv/bin/python -m bench.overhead [--rounds 3] [--tokens 128] [--model PATH] [--url URL]
+    .venv/bin/python -m bench.overhead [--rounds 3] [--tokens 128] [--model PATH] [--dtype auto]
 
-Starts `relevo serve` with one prefill and one decode worker (`router.local_prefill=never`) unless
-`--url` names a running one, loads the same engine in this process with the same thread count, and
+Starts `relevo serve` with one prefill and one decode worker (`router.local_prefill=never`), loads
+the same engine in this process with the same thread count, and
 lets both generate the same number of tokens in turns (A B A B). Prints tokens per second between
 the first and the last token, and the ratio with its spread.
 """
@@ -31,10 +31,11 @@ READY_WITHIN_S = 180.0
 
 
 @contextmanager
-def served(model: Path, threads: int, port: int) -> Iterator[str]:
+def served(model: Path, dtype: str, threads: int, port: int) -> Iterator[str]:
     """Run `relevo serve` with one worker per pool and yield its base URL."""
     overrides = {
         "model.path": model,
+        "model.dtype": dtype,
         "router.local_prefill": "never",
         "engine.num_threads": threads,
         "ingress.http_port": port,
@@ -120,19 +121,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--port", type=int, default=18300)
     parser.add_argument("--model", type=Path, default=Path(".models/smollm2-135m-instruct"))
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
     config = EngineConfig(
-        model_path=str(options.model), dtype="bfloat16", num_threads=options.threads
+        model_path=str(options.model), dtype=options.dtype, num_threads=options.threads
     )
     engine = Engine(config)
     engine.warm_up()
     generator = torch.Generator().manual_seed(7)
     ratios = []
-    with served(options.model, options.threads, options.port) as url:
+    with served(options.model, options.dtype, options.threads, options.port) as url:
         for round_number in range(options.rounds + 1):
             prompt = torch.randint(100, 40_000, (PROMPT_TOKENS,), generator=generator).tolist()
             alone = engine_tokens_per_s(engine, prompt, options.tokens, f"round-{round_number}")
