@@ -28,6 +28,8 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
 )
 
+_ANYWHERE = ("192.0.2.1", 9)  # reserved for documentation: never a real peer
+
 
 class WorkerServer:
     """Serves a worker's services plus grpc.health.v1, from `start` to `stop`, once."""
@@ -85,9 +87,17 @@ def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
 
 
 def _advertised_host(bind_host: str) -> str:
-    if bind_host in {"0.0.0.0", "::"}:
-        return socket.gethostbyname(socket.gethostname())
-    return bind_host
+    """The address peers dial; for all interfaces that of the default route."""
+    if bind_host not in {"0.0.0.0", "::"}:
+        return bind_host
+    # Connecting a datagram socket sends nothing; the kernel picks the address a packet would carry.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ANYWHERE)
+        except OSError:  # no route: a machine on its own
+            return socket.gethostbyname(socket.gethostname())
+        host: str = probe.getsockname()[0]
+        return host
 
 
 def _join(host: str, port: int) -> str:

@@ -256,3 +256,11 @@ async def test_tokens_travel_in_the_same_call_object_as_without_the_pool(serve):
     assert (await call.read()).tokens == common_pb2.Tokens(token_ids=[7])
     assert decode_pb2_grpc.DecodeServiceStub(served.channel)
     call.cancel()
+
+
+async def test_on_all_interfaces_the_advertised_address_is_one_that_can_be_dialled(serve):
+    served = await serve(bind_host="0.0.0.0")
+    assert not served.address.startswith("0.0.0.0")
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
