@@ -5,8 +5,8 @@
    knows. `TokenMerger` makes one stream of both, delivered in the moment it arrives.
 3. The first decisive event settles the attempt: a finish, a failed leg, a worker without a sign of
    life. Prefill may fail or end once the first token is out: the rest is the decode worker's.
-4. Whatever ends it, also a cancel: both calls are cancelled, which frees what the workers hold; a
-   prefill that had ended already is told to release.
+4. Whatever ends it, also a cancel: both calls are cancelled, which frees what the workers hold; the
+   prefill worker is also told to release, since its call may have ended just before.
 """
 
 import asyncio
@@ -71,7 +71,6 @@ class Attempt:
         self._answered: set[WorkerKey] = set()
         self._start_position = merger.position
         self._prefill_over = asyncio.Event()  # its token came, or there is none to come
-        self._prefill_call_ended = plan.prefill is None
         self._finish_reason: FinishReason | None = None  # known, but tokens before it are missing
         if plan.prefill is None:
             self._prefill_over.set()
@@ -98,11 +97,16 @@ class Attempt:
 
     @property
     def needs_release(self) -> bool:
-        """Whether KV may lie on the prefill worker that no cancelled call gives back."""
-        plan = self._plan
-        is_finished = self._settled.done() and not self._settled.cancelled()
-        finished = is_finished and isinstance(self._settled.result(), FinishReason)
-        return plan.prefill is not None and self._prefill_call_ended and not finished
+        """Whether KV may lie on the prefill worker that the cancelled call did not give back.
+
+        A call that ended there just before the cancel arrived keeps its KV, and we cannot tell.
+        """
+        is_finished = (
+            self._settled.done()
+            and not self._settled.cancelled()
+            and isinstance(self._settled.result(), FinishReason)
+        )
+        return self._plan.prefill is not None and not is_finished
 
     def lose_worker(self, key: WorkerKey, reason: str) -> None:
         """One of the workers shows no sign of life."""
@@ -144,7 +148,6 @@ class Attempt:
         prefill = self._plan.prefill
         if worker is prefill and self._has_tokens:
             _LOGGER.info("Prefill ended late: %s", failure.message)
-            self._prefill_call_ended = True
             self._prefill_over.set()
             return
         if failure.cause == "transfer" and prefill is not None:
@@ -162,7 +165,6 @@ class Attempt:
                 self._take_prefill(response, worker)
         finally:
             call.cancel()
-        self._prefill_call_ended = True
         if not self._prefill_over.is_set() and not self._has_tokens:
             self._settle(failure_on(worker.key, "error", "prefill ended without a token"))
         self._prefill_over.set()

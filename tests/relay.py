@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 from relevo.v1 import common_pb2
 
+from api.config import IngressConfig, ModelConfig
+from api.ingress import Ingress
 from router.config import RouterConfig
 from router.discovery import StaticDiscovery
 from router.report import RequestReport
@@ -16,6 +18,8 @@ from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.description import WorkerDescription
 from rpc.token import read_token
+from telemetry.metrics import Metrics
+from telemetry.prometheus_sink import PrometheusSink
 from tests.cluster_processes import ClusterProcesses
 
 READY_WITHIN_S = 30.0
@@ -33,6 +37,32 @@ async def relay(
         await _until_linked(router, workers)
         yield router
     finally:
+        await router.stop()
+        await channels.close()
+
+
+@asynccontextmanager
+async def ingress_over(
+    processes: ClusterProcesses, workers: Sequence[WorkerDescription], config: RouterConfig
+) -> AsyncIterator[Ingress]:
+    """HTTP and gRPC on free ports in front of these workers; not yet ready."""
+    sink = PrometheusSink()
+    channels = ChannelPool(token=read_token(processes.token_file), config=RpcConfig())
+    router = Router(
+        config, StaticDiscovery(workers), channels, ingress_id="ingress", metrics=Metrics(sink)
+    )
+    ingress = Ingress(
+        IngressConfig(http_port=0, grpc_port=0, drain_s=1.0),
+        ModelConfig(model_id="tiny", path=str(processes.model_path)),
+        router=router,
+        sink=sink,
+    )
+    await router.start()
+    await ingress.start()
+    try:
+        yield ingress
+    finally:
+        await ingress.stop()
         await router.stop()
         await channels.close()
 

@@ -138,7 +138,7 @@ def test_chunked(row: Row) -> None:
 
 
 def test_preempted(row: Row) -> None:
-    engine = _engine(row, num_kv_blocks=24, block_size=8, max_model_len=128)
+    engine = _engine(row, num_kv_blocks=26, block_size=4, max_model_len=100)
     row.check(_run(engine, row, *row.prompts))
     assert engine.load().num_preemptions > 0
 

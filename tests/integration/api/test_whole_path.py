@@ -1,7 +1,6 @@
 """Text in, text out, through real workers: ingress, router, a prefill and a decode process."""
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,17 +10,10 @@ import httpx
 import pytest
 from relevo.v1 import inference_pb2, inference_pb2_grpc
 
-from api.config import IngressConfig, ModelConfig
 from api.ingress import Ingress
 from router.config import RouterConfig
-from router.discovery import StaticDiscovery
-from router.router import Router
-from rpc.channel import ChannelPool
-from rpc.config import RpcConfig
-from rpc.token import read_token
-from telemetry.metrics import Metrics
-from telemetry.prometheus_sink import PrometheusSink
 from tests.cluster_processes import ClusterProcesses
+from tests.relay import ingress_over
 from tests.tiny_model import make_tiny_model
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 3
@@ -34,28 +26,9 @@ async def ingress(tmp_path: Path) -> AsyncIterator[Ingress]:
     cluster = ClusterProcesses(tmp_path, model_path)
     try:
         descriptions = await asyncio.to_thread(cluster.ensure, prefill=1, decode=1)
-        sink = PrometheusSink()
-        channels = ChannelPool(token=read_token(cluster.token_file), config=RpcConfig())
-        router = Router(
-            RouterConfig(local_prefill="never"),
-            StaticDiscovery(descriptions),
-            channels,
-            ingress_id="ingress",
-            metrics=Metrics(sink),
-            rng=random.Random(1),
-        )
-        ingress = Ingress(
-            IngressConfig(http_port=0, grpc_port=0, drain_s=1.0),
-            ModelConfig(model_id="tiny", path=str(model_path)),
-            router=router,
-            sink=sink,
-        )
-        await router.start()
-        await ingress.start()
-        yield ingress
-        await ingress.stop()
-        await router.stop()
-        await channels.close()
+        config = RouterConfig(local_prefill="never")
+        async with ingress_over(cluster, descriptions, config) as ingress:
+            yield ingress
     finally:
         await asyncio.to_thread(cluster.stop_all)
 
