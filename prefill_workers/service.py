@@ -128,7 +128,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
             token_end=request.token_end,
             with_digest=request.with_digest,
         )
-        reply = await self._sender.fetch(order)
+        try:
+            reply = await self._sender.fetch(order)
+        except StaleLinkError as error:
+            raise StaleWorkerError(str(error)) from error
         return prefill_pb2.FetchResponse(verdict=_VERDICTS[reply.verdict], digest=reply.digest)
 
     async def Release(  # noqa: N802
