@@ -12,6 +12,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Work
 
 from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
+from kv_transfer.listeners import with_listener
 
 _DATA_TAG = 0
 _POISON_TAG = 1
@@ -39,16 +40,17 @@ class GlooOperation:
 
 
 class GlooChannel:
-    """A two-rank Gloo group. Invariant: nothing of it listens anywhere but on `interface`."""
+    """A two-rank Gloo group.
+
+    Invariant: nothing of it listens anywhere but on `interface`, or at all once it is connected.
+    """
 
     def __init__(
         self, store: Store, *, rank: int, group_name: str, interface: str, timeout_s: float
     ) -> None:
         options = _Group._Options()  # noqa: SLF001 - the only door to these settings
-        if interface:
-            device = _Group.create_device(interface=interface, lazy_init=False)
-        else:
-            device = _Group.create_device(hostname="127.0.0.1", lazy_init=False)
+        place = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
+        device, listener = with_listener(lambda: _Group.create_device(**place, lazy_init=False))
         options._devices = [device]  # noqa: SLF001
         # these threads serve collectives, of which there are none here
         options._threads = 1  # noqa: SLF001
@@ -59,6 +61,8 @@ class GlooChannel:
             group = _Group(PrefixStore(group_name, store), rank, 2, options)
         except RuntimeError as error:
             raise LinkBrokenError(str(error)) from error
+        finally:
+            listener.shut()
         self._group: Any = group
         self._peer = 1 - rank
 
