@@ -15,7 +15,7 @@ def table(config: ClusterConfig, dashboard: str, run_directory: Path) -> dict[st
         "HTTP": f"{http}/v1",
         "gRPC": f"{host}:{config.ingress.grpc_port}",
         "API docs": f"{http}/docs",
-        "Status": f"{http}/v1/status",
+        "Status": f"{http}/v1/status  (relevo status --url {http})",
         "Metrics": f"{http}/metrics",
     }
     if dashboard:

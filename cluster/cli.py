@@ -31,7 +31,9 @@ Assignments = Annotated[
         help="Set one key; repeatable. Wins over RELEVO__SECTION__KEY, the file and the default.",
     ),
 ]
-Url = Annotated[str, typer.Option(help="Where the cluster's HTTP front listens.")]
+Url = Annotated[
+    str, typer.Option(envvar="RELEVO_URL", help="Where the cluster's HTTP front listens.")
+]
 ApiKey = Annotated[
     str, typer.Option(envvar="RELEVO_API_KEY", help="API key, when the cluster asks for one.")
 ]
@@ -40,7 +42,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @app.command()
 def serve(config: ConfigFile = None, assignments: Assignments = None) -> None:
-    """Start a cluster: on a Ray of its own, or on the one that cluster.ray_address names."""
+    """Start a cluster and serve until Ctrl-C."""
     raise typer.Exit(_load("cluster.launcher").serve(config, assignments or []))
 
 

@@ -43,4 +43,7 @@ def raise_for_error(response: httpx.Response) -> None:
 
 def not_reached(client: httpx.Client, error: Exception) -> FrontError:
     """The error for a front that does not answer."""
-    return FrontError(f"nothing answers at {client.base_url}: {error} (is `relevo serve` running?)")
+    return FrontError(
+        f"nothing answers at {client.base_url}: {error}"
+        " (is `relevo serve` running there? --url names another place)"
+    )

@@ -127,12 +127,16 @@ class _Run:
     def _stop(self) -> bool:
         """End all of it within a bound; whether Ray ended by itself."""
         if self._session is None:
+            self._progress.say("stop", "nothing had been started")
             return True
         drain_s = max(self._config.prefill.drain_s, self._config.decode.drain_s)
         # What never served has nothing to drain; on a foreign cluster it must be taken back.
-        is_drained = self._is_ready or not self._config.is_local
+        is_foreign = not self._config.is_local
+        is_drained = self._is_ready or (is_foreign and self._session.has_deployed)
         if is_drained:
-            self._progress.say("stop", "draining; Ctrl-C again ends it at once")
+            self._progress.say(
+                "stop", f"draining, at most {drain_s:g} s; Ctrl-C again ends it at once"
+            )
         stopping = threading.Thread(
             target=self._session.stop, kwargs={"is_drained": is_drained}, daemon=True
         )
@@ -142,7 +146,8 @@ class _Run:
             if self._signals.force.is_set() and self._config.is_local:
                 break
             stopping.join(timeout=0.1)
-        left = processes.end_descendants(END_GRACE_S) if self._config.is_local else []
+        grace_s = 0.0 if self._signals.force.is_set() else END_GRACE_S
+        left = processes.end_descendants(grace_s) if self._config.is_local else []
         text = f"processes {left} did not end" if left else "everything has ended"
         self._progress.say("stop", text)
         return not stopping.is_alive()

@@ -2,9 +2,11 @@
 
 import errno
 import importlib.util
+import os
 import socket
 from pathlib import Path
 
+import psutil
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -81,6 +83,11 @@ def _check_files(config: ClusterConfig) -> None:
 def _check_ray_address(address: str) -> None:
     """Ray itself would try for minutes to reach a head node that is not there."""
     if address == "auto":
+        if not os.environ.get("RAY_ADDRESS") and not _ray_runs_here():
+            raise StartError(
+                "cluster.ray_address is auto, but no Ray runs on this machine: start one, or name"
+                " its head as host:port"
+            )
         return
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit() or "://" in address:
@@ -90,6 +97,10 @@ def _check_ray_address(address: str) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise StartError(f"cannot join the Ray cluster at {address}: {reason}") from error
+
+
+def _ray_runs_here() -> bool:
+    return any(each.info["name"] == "raylet" for each in psutil.process_iter(["name"]))
 
 
 def _check_ports(config: ClusterConfig) -> None:

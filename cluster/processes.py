@@ -8,6 +8,7 @@ from collections.abc import Callable
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
+_KILL_WITHIN_S = 10.0  # the kernel takes back gigabytes before a killed process is gone
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def end_descendants(grace_s: float) -> list[int]:
     _signal_all(lambda process: process.terminate())
     psutil.wait_procs(descendants(), timeout=grace_s)
     _signal_all(lambda process: process.kill())
-    psutil.wait_procs(descendants(), timeout=grace_s)
+    psutil.wait_procs(descendants(), timeout=_KILL_WITHIN_S)
     return [process.pid for process in descendants()]
 
 

@@ -29,7 +29,7 @@ INGRESS = "Ingress"
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # nothing of ours passes through the object store
 RAY_DIRECTORY = "ray"
 POLL_S = 0.2
-REPORT_AGAIN_S = 30.0  # what is waited for is named again after so long
+REPORT_AGAIN_S = 15.0  # what is waited for is named again after so long
 STATUS_WITHIN_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,11 @@ class Session:
         self._has_deployed = False
         self._ray_processes: list[psutil.Process] = []
 
+    @property
+    def has_deployed(self) -> bool:
+        """Whether there is an application to take back."""
+        return self._has_deployed
+
     def connect(self) -> None:
         """Start our own Ray, or join the one that the configuration names."""
         self.dashboard = (self._start_local() if self.config.is_local else self._join()) or ""
@@ -59,16 +64,21 @@ class Session:
         self._say("ray", f"{where}: {len(_nodes())} node(s), {cpus:g} CPU, {gpus:g} GPU")
 
     def _start_local(self) -> str:
-        context = ray.init(
-            address="local",
-            dashboard_host="127.0.0.1",
-            include_dashboard=True,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            # Ray opens its directory to everybody: the secrets lie one above, in ours.
-            _temp_dir=str(self._run_directory / RAY_DIRECTORY),
-        )
+        self._say("ray", "starting")
+        try:
+            context = ray.init(
+                address="local",
+                dashboard_host="127.0.0.1",
+                include_dashboard=True,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                # Ray opens its directory to everybody: the secrets lie one above, in ours.
+                _temp_dir=str(self._run_directory / RAY_DIRECTORY),
+            )
+        except Exception as error:  # Ray raises the plain class when its node is not up in time
+            reason = str(error).strip().partition("\n")[0]
+            raise StartError(f"Ray did not start (is this machine busy?): {reason}") from error
         self._ray_processes = [
             process
             for process in psutil.Process().children()

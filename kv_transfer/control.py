@@ -27,7 +27,6 @@ class TransferNotFoundError(Exception):
 class FailureReason(StrEnum):
     """Why a transfer ended without its KV; the `reason` label of the failure counter."""
 
-    NO_LINK = "no_link"
     LINK_BROKEN = "link_broken"
     TIMEOUT = "timeout"
     CONTROL_LOST = "control_lost"

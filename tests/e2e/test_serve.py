@@ -89,6 +89,18 @@ def test_openai_client_streams_the_same_text(cluster: ServedCluster) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
+def test_openai_client_completes_and_hears_of_mistakes(cluster: ServedCluster) -> None:
+    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
+    done = client.completions.create(model="tiny", prompt="Once", max_tokens=4, temperature=0)
+    assert done.usage is not None
+    assert 1 <= done.usage.completion_tokens <= 4
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.completions.create(model="another", prompt="Once")
+    with pytest.raises(openai.BadRequestError, match="temperature") as refused:
+        client.completions.create(model="tiny", prompt="Once", temperature=3)
+    assert refused.value.param == "temperature"
+
+
 def test_the_hand_over_moved_kv(cluster: ServedCluster) -> None:
     answer = ask(cluster, messages=[{"role": "user", "content": "Something else. " * 4}])
     assert answer["usage"]["kv_transfer_time"] > 0
@@ -139,10 +151,13 @@ def test_chat_command_keeps_a_conversation(cluster: ServedCluster) -> None:
 
 def test_our_sockets_are_on_loopback_only(cluster: ServedCluster) -> None:
     own_ports = {cluster.http_port, cluster.grpc_port}
-    for child in psutil.Process(cluster.process.pid).children(recursive=True):
-        for connection in child.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port in own_ports:
-                assert connection.laddr.ip.removeprefix("::ffff:") == "127.0.0.1"
+    found = {
+        connection.laddr.port: connection.laddr.ip.removeprefix("::ffff:")
+        for child in psutil.Process(cluster.process.pid).children(recursive=True)
+        for connection in child.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port in own_ports
+    }
+    assert found == dict.fromkeys(own_ports, "127.0.0.1")
 
 
 def test_metrics_reach_prometheus_both_ways(cluster: ServedCluster) -> None:
@@ -185,9 +200,12 @@ def test_a_killed_worker_comes_back_and_the_request_waits(
 ) -> None:
     before = text_of(ask(cluster))
     worker = cluster.worker(worker_id)
+    others = {each["id"]: each["pid"] for each in cluster.status()["workers"]}
+    others.pop(worker_id)
     psutil.Process(worker["pid"]).kill()
     assert text_of(ask(cluster)) == before
     assert cluster.wait_for(worker_id, other_than=worker["incarnation"]) > worker["incarnation"]
+    assert {name: cluster.worker(name)["pid"] for name in others} == others
 
 
 def test_sigterm_leaves_nothing(cluster: ServedCluster) -> None:

@@ -25,8 +25,18 @@ def config_for(model: object, *assignments: str) -> ClusterConfig:
     return load_config(assignments=(*joined, *assignments), environ={})
 
 
-def test_a_whole_checkpoint_passes(checkpoint: Path) -> None:
+def test_a_whole_checkpoint_passes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
     preflight.check(config_for(checkpoint))
+
+
+def test_joining_whatever_runs_needs_something_that_runs(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("psutil.process_iter", lambda _: iter(()))
+    with pytest.raises(StartError, match="no Ray runs on this machine"):
+        preflight.check(config_for(checkpoint))
 
 
 def test_a_missing_model_is_named() -> None:
