@@ -80,7 +80,7 @@ $(STAMP): constraints.txt pyproject.toml
 		|| { echo 'Python 3.11 or newer is needed: make setup PYTHON=python3.11'; exit 1; }
 	@echo 'setup      making $(VENV)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo 'setup      installing torch $(TORCH_VERSION) ($(TORCH))'
+	@echo 'setup      installing torch $(TORCH_VERSION) ($(TORCH)); a few minutes'
 	@$(INSTALL_TORCH)
 	@echo 'setup      installing pinned dependencies'
 	@$(PIP) install -q -c constraints.txt -e '.[dev]'

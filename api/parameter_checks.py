@@ -40,8 +40,10 @@ def read_integer(values: Values, name: str, *, low: int, high: int = MAX_INT32) 
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         raise invalid(f"{name} must be an integer, got {show(value)}", name)
-    if not low <= value <= high:
-        raise invalid(f"{name} must be between {low} and {high}, got {show(value)}", name)
+    if value < low:
+        raise invalid(f"{name} must be at least {low}, got {show(value)}", name)
+    if value > high:
+        raise invalid(f"{name} must be at most {high}, got {show(value)}", name)
     return value
 
 

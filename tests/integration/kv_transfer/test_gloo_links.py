@@ -166,9 +166,10 @@ async def test_rebuilds_leave_nothing_behind(decode: Decode) -> None:
         await decode.link_up()
     ours, fds, their_threads, their_fds = zip(*seen, strict=True)
     assert {len(names) for names in ours} == {1}, ours
-    assert max(fds) - min(fds) <= 4
-    assert max(their_threads) - min(their_threads) <= 2
-    assert max(their_fds) - min(their_fds) <= 4
+    # Growth is a leak, five rebuilds apart; a late close of the round before is none.
+    assert fds[-1] - fds[0] <= 4, fds
+    assert their_threads[-1] - their_threads[0] <= 2, their_threads
+    assert their_fds[-1] - their_fds[0] <= 4, their_fds
     assert decode.dialer.statuses()[0].generation == 9
 
 
