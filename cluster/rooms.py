@@ -1,6 +1,7 @@
 """Builds each room's own configuration from the whole one."""
 
 from pathlib import Path
+from typing import Any
 
 from api.config import IngressConfig, ModelConfig
 from cluster.config import ClusterConfig, PoolSection
@@ -28,28 +29,25 @@ def engine_config(config: ClusterConfig, pool: PoolSection, *, num_threads: int)
 
 def prefill_worker_config(config: ClusterConfig, *, num_threads: int) -> PrefillWorkerConfig:
     """One prefill worker."""
-    return PrefillWorkerConfig(
-        engine=engine_config(config, config.prefill, num_threads=num_threads),
-        kv_transfer=config.kv_transfer,
-        rpc=config.rpc,
-        telemetry=config.telemetry,
-        bind_host=config.cluster.bind_host,
-        token_file=config.cluster.token_file,
-        drain_s=config.prefill.drain_s,
-    )
+    return PrefillWorkerConfig(**_worker_settings(config, config.prefill, num_threads))
 
 
 def decode_worker_config(config: ClusterConfig, *, num_threads: int) -> DecodeWorkerConfig:
     """One decode worker."""
-    return DecodeWorkerConfig(
-        engine=engine_config(config, config.decode, num_threads=num_threads),
-        kv_transfer=config.kv_transfer,
-        rpc=config.rpc,
-        telemetry=config.telemetry,
-        bind_host=config.cluster.bind_host,
-        token_file=config.cluster.token_file,
-        drain_s=config.decode.drain_s,
-    )
+    return DecodeWorkerConfig(**_worker_settings(config, config.decode, num_threads))
+
+
+def _worker_settings(config: ClusterConfig, pool: PoolSection, num_threads: int) -> dict[str, Any]:
+    """What the workers of both pools are told."""
+    return {
+        "engine": engine_config(config, pool, num_threads=num_threads),
+        "kv_transfer": config.kv_transfer,
+        "rpc": config.rpc,
+        "telemetry": config.telemetry,
+        "bind_host": config.cluster.bind_host,
+        "token_file": config.cluster.token_file,
+        "drain_s": pool.drain_s,
+    }
 
 
 def ingress_config(config: ClusterConfig) -> IngressConfig:

@@ -11,26 +11,27 @@ class DecodeTrace:
     """Remembers the caller's trace context and what there is to tell at the end."""
 
     def __init__(self, request: Request, transfer_id: int) -> None:
-        self._parent = tracing.current_context()
         self._started_ns = time.time_ns()
         self._arrived_ns: int | None = None
         self._timings = RequestTimings()
         self._num_tokens = 0
-        self._facts: dict[str, str | int] = {
-            attributes.RELEVO_REQUEST_ID: request.request_id,
-            attributes.RELEVO_TRANSFER_ID: str(transfer_id),
-        }
+        self._spans = tracing.SpanRecorder(
+            {
+                attributes.RELEVO_REQUEST_ID: request.request_id,
+                attributes.RELEVO_TRANSFER_ID: str(transfer_id),
+            }
+        )
 
     def received(self, received: Received) -> None:
         """All KV is here."""
         self._arrived_ns = now = time.time_ns()
-        self._record(
+        self._spans.record(
             attributes.SPAN_KV_RECEIVE,
             start_ns=now - round(received.transfer_s * 1e9),
             duration_s=received.transfer_s,
             more={attributes.RELEVO_KV_BYTES: received.num_bytes},
         )
-        self._record(
+        self._spans.record(
             attributes.SPAN_TRANSFER_TAIL,
             start_ns=now - round(received.tail_s * 1e9),
             duration_s=received.tail_s,
@@ -46,31 +47,15 @@ class DecodeTrace:
         """The stream is over."""
         decode_ns = self._started_ns if self._arrived_ns is None else self._arrived_ns
         if self._arrived_ns is not None and self._num_tokens:
-            self._record(
+            self._spans.record(
                 attributes.SPAN_SLOT_WAIT,
                 start_ns=decode_ns,
                 duration_s=self._timings.slot_wait_s,
             )
             decode_ns += round(self._timings.slot_wait_s * 1e9)
-        self._record(
+        self._spans.record(
             attributes.SPAN_DECODE,
             start_ns=decode_ns,
             duration_s=(time.time_ns() - decode_ns) / 1e9,
             more={attributes.GEN_AI_USAGE_OUTPUT_TOKENS: self._num_tokens},
-        )
-
-    def _record(
-        self,
-        name: str,
-        *,
-        start_ns: int,
-        duration_s: float,
-        more: dict[str, str | int] | None = None,
-    ) -> None:
-        tracing.record_span(
-            name,
-            start_ns=start_ns,
-            duration_s=duration_s,
-            parent=self._parent,
-            attributes={**self._facts, **(more or {})},
         )

@@ -10,14 +10,15 @@ class PrefillTrace:
     """Remembers the caller's trace context; its stream may end long before the KV is released."""
 
     def __init__(self, request: Request, transfer_id: int) -> None:
-        self._parent = tracing.current_context()
         self._arrived_ns = time.time_ns()
         self._offered_ns: int | None = None
-        self._facts: dict[str, str | int] = {
-            attributes.RELEVO_REQUEST_ID: request.request_id,
-            attributes.RELEVO_TRANSFER_ID: str(transfer_id),
-            attributes.RELEVO_KV_TOKENS: request.num_tokens,
-        }
+        self._spans = tracing.SpanRecorder(
+            {
+                attributes.RELEVO_REQUEST_ID: request.request_id,
+                attributes.RELEVO_TRANSFER_ID: str(transfer_id),
+                attributes.RELEVO_KV_TOKENS: request.num_tokens,
+            }
+        )
 
     def computed(self, output: RequestOutput) -> None:
         """Some more of the prompt may be fetched; all of it when there is a token."""
@@ -28,12 +29,12 @@ class PrefillTrace:
 
     def _finish(self, output: RequestOutput) -> None:
         timings = output.timings or RequestTimings()
-        self._record(
+        self._spans.record(
             attributes.SPAN_PREFILL_WAIT,
             start_ns=self._arrived_ns,
             duration_s=timings.prefill_wait_s,
         )
-        self._record(
+        self._spans.record(
             attributes.SPAN_PREFILL,
             start_ns=self._arrived_ns + round(timings.prefill_wait_s * 1e9),
             duration_s=timings.prefill_s,
@@ -45,7 +46,7 @@ class PrefillTrace:
 
     def fail(self, error: str) -> None:
         """The prompt was not computed to its end."""
-        self._record(
+        self._spans.record(
             attributes.SPAN_PREFILL,
             start_ns=self._arrived_ns,
             duration_s=(time.time_ns() - self._arrived_ns) / 1e9,
@@ -55,24 +56,8 @@ class PrefillTrace:
     def released(self) -> None:
         """The KV is not needed any more."""
         if self._offered_ns is not None:
-            self._record(
+            self._spans.record(
                 attributes.SPAN_KV_SEND,
                 start_ns=self._offered_ns,
                 duration_s=(time.time_ns() - self._offered_ns) / 1e9,
             )
-
-    def _record(
-        self,
-        name: str,
-        *,
-        start_ns: int,
-        duration_s: float,
-        more: dict[str, str | int] | None = None,
-    ) -> None:
-        tracing.record_span(
-            name,
-            start_ns=start_ns,
-            duration_s=duration_s,
-            parent=self._parent,
-            attributes={**self._facts, **(more or {})},
-        )

@@ -118,6 +118,31 @@ def record_span(
     return trace.set_span_in_context(finished, parent)
 
 
+class SpanRecorder:
+    """Writes down finished spans of one piece of work: one parent, some facts in all of them."""
+
+    def __init__(self, facts: Mapping[str, AttributeValue]) -> None:
+        self._parent = current_context()
+        self._facts = facts
+
+    def record(
+        self,
+        name: str,
+        *,
+        start_ns: int,
+        duration_s: float,
+        more: Mapping[str, AttributeValue] | None = None,
+    ) -> None:
+        """Write one down, with `more` facts of its own."""
+        record_span(
+            name,
+            start_ns=start_ns,
+            duration_s=duration_s,
+            parent=self._parent,
+            attributes={**self._facts, **(more or {})},
+        )
+
+
 @contextmanager
 def attached(context: Context) -> Iterator[None]:
     """Make `context` the current one for the body; same rule for async generators as `span`."""
