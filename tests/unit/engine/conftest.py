@@ -1,6 +1,6 @@
 """A tiny model in float64 and engines on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_engine(tiny_model: Path) -> Callable[..., Engine]:
+def make_engine(tiny_model: Path) -> Iterator[Callable[..., Engine]]:
+    """Make engines; when the test is over the books of each must agree."""
+    made: list[Engine] = []
+
     def make(**changes: Any) -> Engine:
         settings: dict[str, Any] = {
             "model_path": str(tiny_model),
@@ -32,9 +35,15 @@ def make_engine(tiny_model: Path) -> Callable[..., Engine]:
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
         }
-        return Engine(EngineConfig(**{**settings, **changes}))
+        made.append(Engine(EngineConfig(**{**settings, **changes})))
+        return made[-1]
 
-    return make
+    yield make
+    for engine in made:
+        engine.check_integrity()
+        counts = engine.block_counts()
+        states = (counts.free, counts.cached, counts.used, counts.held, counts.quarantined)
+        assert sum(states) == counts.total
 
 
 def make_request(
