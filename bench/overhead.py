@@ -24,7 +24,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 
 PROMPT_TOKENS = 128
 READY_WITHIN_S = 180.0

@@ -20,8 +20,13 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
             f"Got {request.num_output_tokens} output tokens but expected fewer than "
             f"{request.sampling_params.max_tokens = }"
         )
+    params = request.sampling_params
     _validate_ids("token id", request.token_ids, vocab_size)
-    _validate_ids("stop token id", request.sampling_params.stop_token_ids, vocab_size)
+    _validate_ids("stop token id", params.stop_token_ids, vocab_size)
+    _validate_ids("allowed token id", params.allowed_token_ids, vocab_size)
+    _validate_ids("token id in logit_bias", tuple(params.logit_bias), vocab_size)
+    for word in params.bad_words:
+        _validate_ids("token id in a bad word", word, vocab_size)
 
 
 def _validate_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -16,7 +16,10 @@ class Batch:
 
     token_ids: torch.Tensor  # [1, num_tokens]
     position_ids: torch.Tensor  # [1, num_tokens]
-    sample_index: torch.Tensor  # [num_samples] tokens whose logits are wanted
+    # Tokens whose logits are wanted, [num_samples + tokens of prompts whose logprobs are]: first
+    # the last one of each request that samples.
+    sample_index: torch.Tensor
+    num_samples: int
     attention_metadata: AttentionMetadata
 
 
@@ -28,13 +31,15 @@ def build_batch(scheduled: Sequence[ScheduledRequest], kv_cache: KVCache) -> Bat
     positions: list[int] = []
     block_ids: list[int] = []
     sample_index: list[int] = []
+    prompt_index: list[int] = []
     for entry in scheduled:
-        request = entry.request
+        request, offset = entry.request, len(token_ids) - entry.start
         token_ids += request.token_ids[entry.start : entry.end]
         positions += range(entry.start, entry.end)
         block_ids += [request.block_ids[p // block_size] for p in range(entry.start, entry.end)]
         if entry.samples:
             sample_index.append(len(token_ids) - 1)
+        prompt_index += [offset + position - 1 for position in entry.prompt_logprob_positions]
     position_ids = torch.tensor(positions, device=device)
     metadata = AttentionMetadata(
         kv_cache=kv_cache,
@@ -47,7 +52,8 @@ def build_batch(scheduled: Sequence[ScheduledRequest], kv_cache: KVCache) -> Bat
     return Batch(
         token_ids=torch.tensor([token_ids], device=device),
         position_ids=position_ids[None],
-        sample_index=torch.tensor(sample_index, dtype=torch.long, device=device),
+        sample_index=torch.tensor(sample_index + prompt_index, dtype=torch.long, device=device),
+        num_samples=len(sample_index),
         attention_metadata=metadata,
     )
 

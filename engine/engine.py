@@ -14,9 +14,11 @@ from engine.config import EngineConfig
 from engine.kv_cache import LAYOUT_VERSION, KVCache
 from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput, StepStats
 from engine.model_runner import ModelRunner, choose_num_blocks
-from engine.output import make_output, note_sampled, note_scheduled
+from engine.output import add_logprobs, make_output, note_sampled, note_scheduled
 from engine.rates import Rates
-from engine.request import FinishReason, Request, RequestOutput, RequestStatus, SamplingParams
+from engine.request import FinishReason, Request, RequestOutput, RequestStatus
+from engine.sampling.params import SamplingParams
+from engine.sampling.rows import RowMaker
 from engine.schedule import Schedule
 from engine.scheduler import Scheduler
 from engine.step import RowResult, run_schedule
@@ -69,6 +71,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             hash_root=self.hash_root,
         )
+        self._row_maker = RowMaker(self._runner)
         self._requests: dict[str, Request] = {}
 
     # Requests in
@@ -116,6 +119,7 @@ class Engine:
         request.arrived_at_s = self._now()
         self._scheduler.activate(request, first_token_id)
         request.has_kv_from_peer = True
+        request.prompt_logprobs_start = request.num_prompt_tokens  # the peer has told them
         reason = finish_reason(
             request, eos_token_ids=self.eos_token_ids, max_model_len=self.max_model_len
         )
@@ -166,14 +170,14 @@ class Engine:
             note_scheduled(entry.request, started_at_s)
         has_failed = False
         try:
-            results = run_schedule(schedule, self._runner, self.kv_cache)
+            results = run_schedule(schedule, self._runner, self.kv_cache, self._row_maker)
         except Exception as error:
             logger.exception("a step with %d requests failed", len(schedule.scheduled))
             has_failed = True
             text = f"{type(error).__name__}: {error}"
             results = [RowResult(entry=entry, error=text) for entry in schedule.scheduled]
         ended_at_s = self._now()
-        outputs = [self._apply(result, ended_at_s) for result in results]
+        outputs = [add_logprobs(self._apply(each, ended_at_s), each) for each in results]
         stats = StepStats(
             num_decodes=schedule.num_decodes,
             num_chunks=len(schedule.scheduled) - schedule.num_decodes,

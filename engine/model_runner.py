@@ -57,7 +57,7 @@ class ModelRunner:
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits of the tokens that are sampled from, [num_samples, vocab]."""
+        """Logits of the tokens of `batch.sample_index`, [len, vocab]."""
         output = self._model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from engine.request import FinishReason, Request, RequestOutput
+from engine.step import RowResult
 
 
 def note_scheduled(request: Request, started_at_s: float) -> None:
@@ -49,3 +50,14 @@ def make_output(
         error=error,
         timings=replace(request.timings) if with_timings else None,
     )
+
+
+def add_logprobs(output: RequestOutput, result: RowResult) -> RequestOutput:
+    """The output and what its step says of probabilities, when it says anything."""
+    if result.logprobs is None and result.prompt_logprobs is None:
+        return output
+    logprobs = () if result.logprobs is None or not output.token_ids else (result.logprobs,)
+    if result.prompt_logprobs is not None:
+        request, entries = result.entry.request, result.prompt_logprobs.entries
+        request.prompt_logprobs_start = result.prompt_logprobs.start_position + len(entries)
+    return replace(output, logprobs=logprobs, prompt_logprobs=result.prompt_logprobs)

@@ -1,10 +1,11 @@
 """One request as the engine sees it, and what the engine says about it after a step."""
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.block_hash import BlockHash
+from engine.sampling.params import SamplingParams
+from engine.token_logprobs import PromptLogprobs, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -27,36 +28,6 @@ class RequestStatus(StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are chosen and when the request stops; counts start at `num_prompt_tokens`."""
-
-    max_tokens: int
-    temperature: float = 1.0  # 0 = greedy
-    top_k: int = 0  # 0 = off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse values that have no meaning."""
-        if self.max_tokens < 1:
-            raise ValueError(f"Got {self.max_tokens = } but expected at least 1")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise ValueError(f"Got {self.temperature = } but expected a finite number >= 0")
-        if self.top_k < 0:
-            raise ValueError(f"Got {self.top_k = } but expected 0 (off) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"Got {self.top_p = } but expected a number in (0, 1]")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"Got {self.min_p = } but expected a number in [0, 1]")
-        if self.min_tokens < 0:
-            raise ValueError(f"Got {self.min_tokens = } but expected 0 or more")
-
-
 @dataclass(slots=True, kw_only=True)
 class RequestTimings:
     """Durations of one request on this engine, in seconds; 0 until known."""
@@ -67,7 +38,7 @@ class RequestTimings:
     first_decode_s: float = 0.0  # that step's start to its token
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Request:
     """One request. Invariant: KV of `token_ids[:num_computed_tokens]` lies in `block_ids`."""
 
@@ -87,6 +58,8 @@ class Request:
     num_cached_tokens: int = field(default=0, init=False)  # hits at the first admission
     num_stored_blocks: int = field(default=0, init=False)  # leading blocks offered to the map
     num_preemptions: int = field(default=0, init=False)
+    # First position of the prompt whose logprobs are still to be told, if they are wanted.
+    prompt_logprobs_start: int = field(default=1, init=False)
     arrival: int = field(default=0, init=False)  # order of admission
     arrived_at_s: float = field(default=0.0, init=False)  # add_request, or activate
     first_scheduled_at_s: float | None = field(default=None, init=False)
@@ -104,6 +77,14 @@ class Request:
         """Tokens generated since the client's prompt, on any worker."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logits of its prompt are still needed: a cached block has none."""
+        return (
+            self.sampling_params.num_prompt_logprobs is not None
+            and self.prompt_logprobs_start < self.num_prompt_tokens
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
@@ -117,3 +98,5 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with FinishReason.ERROR
     timings: RequestTimings | None = None  # set with the first token and at the end
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of token_ids, when they are wanted
+    prompt_logprobs: PromptLogprobs | None = None  # what this step found out of the prompt

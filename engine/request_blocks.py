@@ -26,6 +26,8 @@ class RequestBlocks:
 
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens of a waiting request that admission would find cached now."""
+        if request.wants_prompt_logprobs:
+            return 0
         hashes = self._full_hashes(request, request.num_tokens - 1)
         return len(self._pool.find_prefix(hashes)) * self._block_size
 

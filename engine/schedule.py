@@ -23,6 +23,15 @@ class ScheduledRequest:
         """Whether the step produces this request's next token."""
         return self.end == self.request.num_tokens
 
+    @property
+    def prompt_logprob_positions(self) -> range:
+        """Tokens of the prompt whose logprobs are wanted and come out of the ones before them."""
+        request = self.request
+        if not request.wants_prompt_logprobs:
+            return range(0)
+        start = max(self.start + 1, request.prompt_logprobs_start)
+        return range(start, min(self.end + 1, request.num_prompt_tokens))
+
 
 @dataclass(slots=True, kw_only=True)
 class Schedule:

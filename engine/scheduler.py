@@ -19,6 +19,9 @@ from engine.request import Request, RequestStatus
 from engine.request_blocks import RequestBlocks
 from engine.schedule import Schedule, ScheduledRequest
 
+# Rows of logits of prompts in one step: each is as long as the vocabulary.
+_MAX_PROMPT_LOGITS = 256
+
 
 def _arrival(request: Request) -> int:
     return request.arrival
@@ -35,6 +38,7 @@ class Scheduler:
         self._block_size = block_size
         self._max_num_seqs = max_num_seqs
         self._num_arrived = 0
+        self._num_prompt_logits = 0  # rows of logits that this step needs beside those it samples
         self.num_preemptions = 0
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # WAITING and PREEMPTED, without blocks
@@ -81,6 +85,7 @@ class Scheduler:
     def schedule(self, token_budget: int, *, max_chunk_tokens: int | None = None) -> Schedule:
         """Share out a step: next tokens of running requests first, then pieces of prompts."""
         schedule = Schedule()
+        self._num_prompt_logits = 0
         self._admit_activated()
         self._schedule_decodes(schedule)
         budget = token_budget - len(schedule.scheduled)
@@ -206,7 +211,11 @@ class Scheduler:
 
     def _schedule_chunk(self, chunks: list[ScheduledRequest], request: Request, budget: int) -> int:
         start = request.num_computed_tokens
+        if request.wants_prompt_logprobs:
+            budget = min(budget, _MAX_PROMPT_LOGITS - self._num_prompt_logits)
         end = min(request.num_tokens, start + budget)
+        if request.wants_prompt_logprobs:
+            self._num_prompt_logits += end - start
         if end > start:
             chunks.append(ScheduledRequest(request=request, start=start, end=end))
         return end - start
@@ -220,7 +229,7 @@ class Scheduler:
         new_block_ids = self._blocks.allocate(
             request,
             request.num_tokens,
-            max_cached_tokens=request.num_tokens - 1,
+            max_cached_tokens=0 if request.wants_prompt_logprobs else request.num_tokens - 1,
             margin=self._num_growing(),
         )
         if new_block_ids is None:

@@ -7,7 +7,8 @@ from typing import Final
 
 from relevo.v1 import common_pb2
 
-from engine.request import FinishReason, Request, RequestOutput, RequestTimings, SamplingParams
+from engine.request import FinishReason, Request, RequestOutput, RequestTimings
+from engine.sampling.params import SamplingParams
 from rpc.errors import InvalidRequestError
 
 _FINISH_REASONS: Final = {

@@ -16,7 +16,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from router.config import RouterConfig
 from tests.cluster_processes import ClusterProcesses
 from tests.reference import Truth, generate_truth

@@ -7,7 +7,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from tests.reference import generate_truth
 from tests.tiny_model import make_tiny_model
 

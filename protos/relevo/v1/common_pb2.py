@@ -24,27 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16relevo/v1/common.proto\x12\trelevo.v1\"\xb4\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12\x12\n\nmin_tokens\x18\x07 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\"\xb0\x01\n\rEngineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x32\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x19.relevo.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x15\n\rrequest_label\x18\x06 \x01(\t\"r\n\x06Tokens\x12\x16\n\x0estart_position\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.relevo.v1.FinishReason\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\x97\x01\n\rWorkerTimings\x12\x16\n\x0eprefill_wait_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x17\n\x0ftransfer_tail_s\x18\x03 \x01(\x01\x12\x13\n\x0bslot_wait_s\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_decode_s\x18\x05 \x01(\x01\x12\x15\n\rkv_transfer_s\x18\x06 \x01(\x01\"3\n\tWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"N\n\x04Peer\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\"\xc0\x01\n\x08KVLayout\x12\x16\n\x0elayout_version\x18\x01 \x01(\x05\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nnum_layers\x18\x05 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\x05\x12\x10\n\x08head_dim\x18\x07 \x01(\x05\x12\x12\n\nblock_size\x18\x08 \x01(\x05\x12\x13\n\x0bhash_scheme\x18\t \x01(\t*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x19\n\x15\x46INISH_REASON_MIGRATE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16relevo/v1/common.proto\x12\trelevo.v1\"\xa3\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12\x12\n\nmin_tokens\x18\x07 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12<\n\nlogit_bias\x18\r \x03(\x0b\x32(.relevo.v1.SamplingParams.LogitBiasEntry\x12+\n\tbad_words\x18\x0e \x03(\x0b\x32\x18.relevo.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\x10 \x01(\x05H\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\x05H\x01\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\x81\x01\n\x08Logprobs\x12\x16\n\x0estart_position\x18\x01 \x01(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x0f\n\x07num_top\x18\x04 \x01(\x05\x12\x15\n\rtop_token_ids\x18\x05 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x01\"\xb0\x01\n\rEngineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x32\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x19.relevo.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x15\n\rrequest_label\x18\x06 \x01(\t\"\xc7\x01\n\x06Tokens\x12\x16\n\x0estart_position\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.relevo.v1.FinishReason\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12%\n\x08logprobs\x18\x06 \x01(\x0b\x32\x13.relevo.v1.Logprobs\x12,\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x13.relevo.v1.Logprobs\"\x97\x01\n\rWorkerTimings\x12\x16\n\x0eprefill_wait_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x17\n\x0ftransfer_tail_s\x18\x03 \x01(\x01\x12\x13\n\x0bslot_wait_s\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_decode_s\x18\x05 \x01(\x01\x12\x15\n\rkv_transfer_s\x18\x06 \x01(\x01\"3\n\tWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"N\n\x04Peer\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\"\xc0\x01\n\x08KVLayout\x12\x16\n\x0elayout_version\x18\x01 \x01(\x05\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nnum_layers\x18\x05 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\x05\x12\x10\n\x08head_dim\x18\x07 \x01(\x05\x12\x12\n\nblock_size\x18\x08 \x01(\x05\x12\x13\n\x0bhash_scheme\x18\t \x01(\t*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x19\n\x15\x46INISH_REASON_MIGRATE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'relevo.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=998
-  _globals['_FINISHREASON']._serialized_end=1170
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=1619
+  _globals['_FINISHREASON']._serialized_end=1791
   _globals['_SAMPLINGPARAMS']._serialized_start=38
-  _globals['_SAMPLINGPARAMS']._serialized_end=218
-  _globals['_ENGINEREQUEST']._serialized_start=221
-  _globals['_ENGINEREQUEST']._serialized_end=397
-  _globals['_TOKENS']._serialized_start=399
-  _globals['_TOKENS']._serialized_end=513
-  _globals['_WORKERTIMINGS']._serialized_start=516
-  _globals['_WORKERTIMINGS']._serialized_end=667
-  _globals['_WORKERREF']._serialized_start=669
-  _globals['_WORKERREF']._serialized_end=720
-  _globals['_PEER']._serialized_start=722
-  _globals['_PEER']._serialized_end=800
-  _globals['_KVLAYOUT']._serialized_start=803
-  _globals['_KVLAYOUT']._serialized_end=995
+  _globals['_SAMPLINGPARAMS']._serialized_end=585
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=496
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=544
+  _globals['_TOKENSEQUENCE']._serialized_start=587
+  _globals['_TOKENSEQUENCE']._serialized_end=621
+  _globals['_LOGPROBS']._serialized_start=624
+  _globals['_LOGPROBS']._serialized_end=753
+  _globals['_ENGINEREQUEST']._serialized_start=756
+  _globals['_ENGINEREQUEST']._serialized_end=932
+  _globals['_TOKENS']._serialized_start=935
+  _globals['_TOKENS']._serialized_end=1134
+  _globals['_WORKERTIMINGS']._serialized_start=1137
+  _globals['_WORKERTIMINGS']._serialized_end=1288
+  _globals['_WORKERREF']._serialized_start=1290
+  _globals['_WORKERREF']._serialized_end=1341
+  _globals['_PEER']._serialized_start=1343
+  _globals['_PEER']._serialized_end=1421
+  _globals['_KVLAYOUT']._serialized_start=1424
+  _globals['_KVLAYOUT']._serialized_end=1616
 # @@protoc_insertion_point(module_scope)

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from relevo.v1 import common_pb2 as relevo_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17relevo/v1/prefill.proto\x12\trelevo.v1\x1a\x16relevo/v1/common.proto\"(\n\nStoreEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x98\x02\n\x0fOpenLinkRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.relevo.v1.OpenLinkRequest.OpenH\x00\x12,\n\x0bstore_entry\x18\x02 \x01(\x0b\x32\x15.relevo.v1.StoreEntryH\x00\x1a\x9a\x01\n\x04Open\x12+\n\rdecode_worker\x18\x01 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12#\n\x06layout\x18\x03 \x01(\x0b\x32\x13.relevo.v1.KVLayout\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12\x1b\n\x13prefill_incarnation\x18\x05 \x01(\x04\x42\t\n\x07message\"\xd5\x02\n\x10OpenLinkResponse\x12\x38\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32$.relevo.v1.OpenLinkResponse.AcceptedH\x00\x12@\n\x0cincompatible\x18\x02 \x01(\x0b\x32(.relevo.v1.OpenLinkResponse.IncompatibleH\x00\x12,\n\x0bstore_entry\x18\x03 \x01(\x0b\x32\x15.relevo.v1.StoreEntryH\x00\x12\x32\n\x05ready\x18\x04 \x01(\x0b\x32!.relevo.v1.OpenLinkResponse.ReadyH\x00\x1a/\n\x08\x41\x63\x63\x65pted\x12#\n\x06layout\x18\x01 \x01(\x0b\x32\x13.relevo.v1.KVLayout\x1a\x1e\n\x0cIncompatible\x12\x0e\n\x06reason\x18\x01 \x01(\t\x1a\x07\n\x05ReadyB\t\n\x07message\"\xa9\x01\n\x0ePrefillRequest\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.relevo.v1.EngineRequest\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12+\n\rdecode_worker\x18\x04 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x1b\n\x13prefill_incarnation\x18\x05 \x01(\x04\"\xe9\x01\n\x0fPrefillResponse\x12\x37\n\x08progress\x18\x01 \x01(\x0b\x32#.relevo.v1.PrefillResponse.ProgressH\x00\x12#\n\x06tokens\x18\x02 \x01(\x0b\x32\x11.relevo.v1.TokensH\x00\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.relevo.v1.WorkerTimings\x1a\x42\n\x08Progress\x12\x1b\n\x13num_computed_tokens\x18\x01 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x05\x42\t\n\x07message\"b\n\x0fTransferRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\rdecode_worker\x18\x03 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\"\xfb\x02\n\x10TransferResponse\x12\x32\n\x05offer\x18\x01 \x01(\x0b\x32!.relevo.v1.TransferResponse.OfferH\x00\x12\x34\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\".relevo.v1.TransferResponse.CommitH\x00\x1a\x1b\n\x05Offer\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x1aY\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x10\n\x08token_id\x18\x02 \x01(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.relevo.v1.FinishReason\x1az\n\x06\x43ommit\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x33\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\".relevo.v1.TransferResponse.Choice\x12\'\n\x07\x64igests\x18\x03 \x03(\x0b\x32\x16.relevo.v1.ChunkDigestB\t\n\x07message\"E\n\x0b\x43hunkDigest\x12\x13\n\x0btoken_start\x18\x01 \x01(\x05\x12\x11\n\ttoken_end\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\xc0\x01\n\x0c\x46\x65tchRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\rdecode_worker\x18\x03 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0e\n\x06ticket\x18\x05 \x01(\x04\x12\x13\n\x0btoken_start\x18\x06 \x01(\x05\x12\x11\n\ttoken_end\x18\x07 \x01(\x05\x12\x13\n\x0bwith_digest\x18\x08 \x01(\x08\"I\n\rFetchResponse\x12(\n\x07verdict\x18\x01 \x01(\x0e\x32\x17.relevo.v1.FetchVerdict\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"4\n\x0eReleaseRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse*{\n\x0c\x46\x65tchVerdict\x12\x1d\n\x19\x46\x45TCH_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x45TCH_VERDICT_GRANTED\x10\x01\x12\x19\n\x15\x46\x45TCH_VERDICT_NOT_YET\x10\x02\x12\x16\n\x12\x46\x45TCH_VERDICT_GONE\x10\x03\x32\xe2\x02\n\x0ePrefillService\x12G\n\x08OpenLink\x12\x1a.relevo.v1.OpenLinkRequest\x1a\x1b.relevo.v1.OpenLinkResponse(\x01\x30\x01\x12\x42\n\x07Prefill\x12\x19.relevo.v1.PrefillRequest\x1a\x1a.relevo.v1.PrefillResponse0\x01\x12\x45\n\x08Transfer\x12\x1a.relevo.v1.TransferRequest\x1a\x1b.relevo.v1.TransferResponse0\x01\x12:\n\x05\x46\x65tch\x12\x17.relevo.v1.FetchRequest\x1a\x18.relevo.v1.FetchResponse\x12@\n\x07Release\x12\x19.relevo.v1.ReleaseRequest\x1a\x1a.relevo.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17relevo/v1/prefill.proto\x12\trelevo.v1\x1a\x16relevo/v1/common.proto\"(\n\nStoreEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x98\x02\n\x0fOpenLinkRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.relevo.v1.OpenLinkRequest.OpenH\x00\x12,\n\x0bstore_entry\x18\x02 \x01(\x0b\x32\x15.relevo.v1.StoreEntryH\x00\x1a\x9a\x01\n\x04Open\x12+\n\rdecode_worker\x18\x01 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12#\n\x06layout\x18\x03 \x01(\x0b\x32\x13.relevo.v1.KVLayout\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12\x1b\n\x13prefill_incarnation\x18\x05 \x01(\x04\x42\t\n\x07message\"\xd5\x02\n\x10OpenLinkResponse\x12\x38\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32$.relevo.v1.OpenLinkResponse.AcceptedH\x00\x12@\n\x0cincompatible\x18\x02 \x01(\x0b\x32(.relevo.v1.OpenLinkResponse.IncompatibleH\x00\x12,\n\x0bstore_entry\x18\x03 \x01(\x0b\x32\x15.relevo.v1.StoreEntryH\x00\x12\x32\n\x05ready\x18\x04 \x01(\x0b\x32!.relevo.v1.OpenLinkResponse.ReadyH\x00\x1a/\n\x08\x41\x63\x63\x65pted\x12#\n\x06layout\x18\x01 \x01(\x0b\x32\x13.relevo.v1.KVLayout\x1a\x1e\n\x0cIncompatible\x12\x0e\n\x06reason\x18\x01 \x01(\t\x1a\x07\n\x05ReadyB\t\n\x07message\"\xa9\x01\n\x0ePrefillRequest\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.relevo.v1.EngineRequest\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12+\n\rdecode_worker\x18\x04 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x1b\n\x13prefill_incarnation\x18\x05 \x01(\x04\"\xe9\x01\n\x0fPrefillResponse\x12\x37\n\x08progress\x18\x01 \x01(\x0b\x32#.relevo.v1.PrefillResponse.ProgressH\x00\x12#\n\x06tokens\x18\x02 \x01(\x0b\x32\x11.relevo.v1.TokensH\x00\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.relevo.v1.WorkerTimings\x1a\x42\n\x08Progress\x12\x1b\n\x13num_computed_tokens\x18\x01 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x05\x42\t\n\x07message\"b\n\x0fTransferRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\rdecode_worker\x18\x03 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\"\xa3\x03\n\x10TransferResponse\x12\x32\n\x05offer\x18\x01 \x01(\x0b\x32!.relevo.v1.TransferResponse.OfferH\x00\x12\x34\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\".relevo.v1.TransferResponse.CommitH\x00\x1a\x1b\n\x05Offer\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x1a\x80\x01\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x10\n\x08token_id\x18\x02 \x01(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.relevo.v1.FinishReason\x12%\n\x08logprobs\x18\x04 \x01(\x0b\x32\x13.relevo.v1.Logprobs\x1az\n\x06\x43ommit\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x33\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\".relevo.v1.TransferResponse.Choice\x12\'\n\x07\x64igests\x18\x03 \x03(\x0b\x32\x16.relevo.v1.ChunkDigestB\t\n\x07message\"E\n\x0b\x43hunkDigest\x12\x13\n\x0btoken_start\x18\x01 \x01(\x05\x12\x11\n\ttoken_end\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"\xc0\x01\n\x0c\x46\x65tchRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\rdecode_worker\x18\x03 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0e\n\x06ticket\x18\x05 \x01(\x04\x12\x13\n\x0btoken_start\x18\x06 \x01(\x05\x12\x11\n\ttoken_end\x18\x07 \x01(\x05\x12\x13\n\x0bwith_digest\x18\x08 \x01(\x08\"I\n\rFetchResponse\x12(\n\x07verdict\x18\x01 \x01(\x0e\x32\x17.relevo.v1.FetchVerdict\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"4\n\x0eReleaseRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse*{\n\x0c\x46\x65tchVerdict\x12\x1d\n\x19\x46\x45TCH_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x45TCH_VERDICT_GRANTED\x10\x01\x12\x19\n\x15\x46\x45TCH_VERDICT_NOT_YET\x10\x02\x12\x16\n\x12\x46\x45TCH_VERDICT_GONE\x10\x03\x32\xe2\x02\n\x0ePrefillService\x12G\n\x08OpenLink\x12\x1a.relevo.v1.OpenLinkRequest\x1a\x1b.relevo.v1.OpenLinkResponse(\x01\x30\x01\x12\x42\n\x07Prefill\x12\x19.relevo.v1.PrefillRequest\x1a\x1a.relevo.v1.PrefillResponse0\x01\x12\x45\n\x08Transfer\x12\x1a.relevo.v1.TransferRequest\x1a\x1b.relevo.v1.TransferResponse0\x01\x12:\n\x05\x46\x65tch\x12\x17.relevo.v1.FetchRequest\x1a\x18.relevo.v1.FetchResponse\x12@\n\x07Release\x12\x19.relevo.v1.ReleaseRequest\x1a\x1a.relevo.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'relevo.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FETCHVERDICT']._serialized_start=2035
-  _globals['_FETCHVERDICT']._serialized_end=2158
+  _globals['_FETCHVERDICT']._serialized_start=2075
+  _globals['_FETCHVERDICT']._serialized_end=2198
   _globals['_STOREENTRY']._serialized_start=62
   _globals['_STOREENTRY']._serialized_end=102
   _globals['_OPENLINKREQUEST']._serialized_start=105
@@ -57,23 +57,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFERREQUEST']._serialized_start=1139
   _globals['_TRANSFERREQUEST']._serialized_end=1237
   _globals['_TRANSFERRESPONSE']._serialized_start=1240
-  _globals['_TRANSFERRESPONSE']._serialized_end=1619
+  _globals['_TRANSFERRESPONSE']._serialized_end=1659
   _globals['_TRANSFERRESPONSE_OFFER']._serialized_start=1366
   _globals['_TRANSFERRESPONSE_OFFER']._serialized_end=1393
-  _globals['_TRANSFERRESPONSE_CHOICE']._serialized_start=1395
-  _globals['_TRANSFERRESPONSE_CHOICE']._serialized_end=1484
-  _globals['_TRANSFERRESPONSE_COMMIT']._serialized_start=1486
-  _globals['_TRANSFERRESPONSE_COMMIT']._serialized_end=1608
-  _globals['_CHUNKDIGEST']._serialized_start=1621
-  _globals['_CHUNKDIGEST']._serialized_end=1690
-  _globals['_FETCHREQUEST']._serialized_start=1693
-  _globals['_FETCHREQUEST']._serialized_end=1885
-  _globals['_FETCHRESPONSE']._serialized_start=1887
-  _globals['_FETCHRESPONSE']._serialized_end=1960
-  _globals['_RELEASEREQUEST']._serialized_start=1962
-  _globals['_RELEASEREQUEST']._serialized_end=2014
-  _globals['_RELEASERESPONSE']._serialized_start=2016
-  _globals['_RELEASERESPONSE']._serialized_end=2033
-  _globals['_PREFILLSERVICE']._serialized_start=2161
-  _globals['_PREFILLSERVICE']._serialized_end=2515
+  _globals['_TRANSFERRESPONSE_CHOICE']._serialized_start=1396
+  _globals['_TRANSFERRESPONSE_CHOICE']._serialized_end=1524
+  _globals['_TRANSFERRESPONSE_COMMIT']._serialized_start=1526
+  _globals['_TRANSFERRESPONSE_COMMIT']._serialized_end=1648
+  _globals['_CHUNKDIGEST']._serialized_start=1661
+  _globals['_CHUNKDIGEST']._serialized_end=1730
+  _globals['_FETCHREQUEST']._serialized_start=1733
+  _globals['_FETCHREQUEST']._serialized_end=1925
+  _globals['_FETCHRESPONSE']._serialized_start=1927
+  _globals['_FETCHRESPONSE']._serialized_end=2000
+  _globals['_RELEASEREQUEST']._serialized_start=2002
+  _globals['_RELEASEREQUEST']._serialized_end=2054
+  _globals['_RELEASERESPONSE']._serialized_start=2056
+  _globals['_RELEASERESPONSE']._serialized_end=2073
+  _globals['_PREFILLSERVICE']._serialized_start=2201
+  _globals['_PREFILLSERVICE']._serialized_end=2555
 # @@protoc_insertion_point(module_scope)

@@ -122,14 +122,16 @@ class TransferResponse(_message.Message):
         num_tokens: int
         def __init__(self, num_tokens: _Optional[int] = ...) -> None: ...
     class Choice(_message.Message):
-        __slots__ = ("index", "token_id", "finish_reason")
+        __slots__ = ("index", "token_id", "finish_reason", "logprobs")
         INDEX_FIELD_NUMBER: _ClassVar[int]
         TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
         FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+        LOGPROBS_FIELD_NUMBER: _ClassVar[int]
         index: int
         token_id: int
         finish_reason: _common_pb2.FinishReason
-        def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
+        logprobs: _common_pb2.Logprobs
+        def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
     class Commit(_message.Message):
         __slots__ = ("num_tokens", "choices", "digests")
         NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]

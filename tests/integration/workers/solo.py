@@ -4,7 +4,8 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling.params import SamplingParams
 from tests.cluster_processes import ENGINE
 
 PROMPT = [3 + (7 * number) % 300 for number in range(75)]

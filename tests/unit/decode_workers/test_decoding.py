@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from decode_workers.decoding import Admitted, Arrived, DecodeOrder, Decoding
-from engine.request import FinishReason, Request, SamplingParams
+from engine.request import FinishReason, Request
+from engine.sampling.params import SamplingParams
 from kv_transfer.control import (
     Commit,
     CommitChoice,

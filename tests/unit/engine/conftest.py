@@ -9,7 +9,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Request, RequestOutput, SamplingParams
+from engine.request import Request, RequestOutput
+from engine.sampling.params import SamplingParams
 from tests.tiny_model import make_tiny_model
 
 BLOCK_SIZE = 8

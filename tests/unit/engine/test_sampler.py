@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.random_stream import Purpose, uniform
-from engine.request import SamplingParams
-from engine.sampler import SamplingRow, sample
+from engine.sampling.params import SamplingParams
+from engine.sampling.random_stream import Purpose, uniform
+from engine.sampling.rows import SamplingRow
+from engine.sampling.sampler import sample
 
 
 def row(position: int = 0, banned: tuple[int, ...] = (), **changes: Any) -> SamplingRow:

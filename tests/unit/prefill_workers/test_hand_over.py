@@ -8,7 +8,8 @@ import pytest
 
 from engine.engine_thread import EngineFailedError
 from engine.load import StepOutput
-from engine.request import FinishReason, Request, RequestOutput, SamplingParams
+from engine.request import FinishReason, Request, RequestOutput
+from engine.sampling.params import SamplingParams
 from kv_transfer.control import Commit, WorkerRef
 from kv_transfer.sender_state import SenderOrder
 from prefill_workers.hand_over import BlockTables, HandOver, PrefillOrder

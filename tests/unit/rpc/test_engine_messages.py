@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from relevo.v1 import common_pb2
 
 from engine.load import BlockCounts, EngineLoad
-from engine.request import FinishReason, Request, RequestOutput, RequestTimings, SamplingParams
+from engine.request import FinishReason, Request, RequestOutput, RequestTimings
+from engine.sampling.params import SamplingParams
 from rpc.description import WorkerDescription
 from rpc.engine_request import (
     finish_reason_from_proto,

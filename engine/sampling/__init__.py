@@ -1,0 +1,13 @@
+"""From logits to one token per row; one file for each thing that has a say in it.
+
+    model's logits [rows, vocab]
+      -> logprobs.py    what the client is told, before anything below has touched them
+      -> masks.py       tokens that may come at all: allowed_token_ids, a grammar
+      -> bans.py        tokens that may not come now: min_tokens, bad words
+      -> bias.py        logit_bias
+      -> penalties.py   repetition, presence, frequency
+      -> filters.py     temperature, then top-k, top-p, min-p
+      -> draw.py        one stateless random number for each row
+
+`rows.py` says what one row needs, `sampler.py` runs the stages that some row of the batch wants.
+"""

@@ -1,0 +1,72 @@
+"""Logits -> one token per row, the same token in whatever batch the row stands."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.sampling.bans import ban
+from engine.sampling.bias import add_biases
+from engine.sampling.draw import draw
+from engine.sampling.filters import hide_unlikely
+from engine.sampling.masks import apply_masks
+from engine.sampling.penalties import penalise
+from engine.sampling.random_stream import Purpose, uniform
+from engine.sampling.rows import SamplingRow
+
+_GREEDY_BELOW = 1e-5  # temperatures under this would overflow the division
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+    """One token per row of `logits` [rows, vocab]; None where the logits are not finite."""
+    if logits.dtype in {torch.bfloat16, torch.float16}:
+        logits = logits.float()
+    is_usable = torch.isfinite(logits.amax(dim=-1))  # NaN wins a maximum
+    logits = adjust(logits, rows)
+    token_ids = logits.argmax(dim=-1)
+    random_rows = [n for n, row in enumerate(rows) if row.params.temperature >= _GREEDY_BELOW]
+    if random_rows:
+        index = torch.tensor(random_rows, device=logits.device)
+        token_ids[index] = _sample_randomly(logits[index], [rows[n] for n in random_rows])
+    return [
+        token_id if usable else None
+        for token_id, usable in zip(token_ids.tolist(), is_usable.tolist(), strict=True)
+    ]
+
+
+def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Apply what a client wants of single tokens; the same tensor when nobody wants anything."""
+    masks = {n: row.token_mask for n, row in enumerate(rows) if row.token_mask is not None}
+    banned = {n: row.banned_token_ids for n, row in enumerate(rows) if row.banned_token_ids}
+    biases = {n: row.bias for n, row in enumerate(rows) if row.bias is not None}
+    counts = {n: row.token_counts for n, row in enumerate(rows) if row.token_counts is not None}
+    if not (masks or banned or biases or counts):
+        return logits
+    logits = logits.clone()
+    if masks:
+        apply_masks(logits, masks)
+    if banned:
+        ban(logits, banned)
+    if biases:
+        add_biases(logits, biases)
+    if counts:
+        penalise(logits, counts)
+    return logits
+
+
+def _sample_randomly(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Draw a token for each row; [rows]."""
+    temperatures = [row.params.temperature for row in rows]
+    # float64: a vocabulary of 100,000 float32 addends loses the rare tokens.
+    logits = logits.double()
+    logits /= torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
+    logits = hide_unlikely(logits, [row.params for row in rows])
+    numbers = [
+        uniform(
+            seed=row.params.seed,
+            position=row.position,
+            purpose=Purpose.SAMPLE,
+            choice_index=row.choice_index,
+        )
+        for row in rows
+    ]
+    return draw(logits, numbers)
