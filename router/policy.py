@@ -1,29 +1,17 @@
 """Filter, Scorer, Picker: which workers serve a request. Plain data in, a decision out."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from router.cost import Cost, Need, local_cost, pair_cost
-from router.worker_view import WorkerKey, WorkerView
+from router.cost import Cost, Need
+from router.prefix_index import CachedTokens
+from router.worker_view import Pools, WorkerKey, WorkerView
 
-# Late binding: beyond two full batches on a worker, a request waits where it can still go anywhere.
-MAX_BATCHES_AHEAD = 2
 # Costs this close are equal: the estimate is no better.
 TIE_SHARE = 0.05
 TIE_S = 0.0001
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """Leading tokens of a request one worker holds."""
-
-    num_tokens: int = 0  # with predicted entries
-    num_confirmed_tokens: int = 0  # as the worker itself told
-
-
-NO_HIT = Hit()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +20,18 @@ class RouteRequest:
 
     num_tokens: int
     num_output_tokens: int
-    hits: Mapping[WorkerKey, Hit] = field(default_factory=dict)
-    excluded: frozenset[WorkerKey] = frozenset()  # avoided while anyone else can do it
+    cached_prefill: CachedTokens = field(default_factory=CachedTokens)
+    cached_decode: CachedTokens = field(default_factory=CachedTokens)
+    excluded: Collection[WorkerKey] = frozenset()  # avoided while anyone else can do it
+    session_workers: Collection[WorkerKey] = frozenset()  # where its session belongs; none: no hint
 
-    def hit(self, worker: WorkerView | None) -> Hit:
-        """What this worker holds of the request."""
-        return self.hits.get(worker.key, NO_HIT) if worker is not None else NO_HIT
+    @property
+    def need(self) -> Need:
+        """What it asks of any worker."""
+        return Need(num_tokens=self.num_tokens, num_output_tokens=self.num_output_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """A decode worker, and the prefill worker that feeds it; None: it prefills itself."""
 
     prefill: WorkerView | None
@@ -52,9 +42,13 @@ class Choice:
         """All of them."""
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that its workers have already."""
+        return sum(worker.num_requests for worker in self.workers)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredChoice:
+
+class ScoredChoice(NamedTuple):
     """A choice and what it costs."""
 
     choice: Choice
@@ -67,12 +61,15 @@ class Decision:
 
     chosen: ScoredChoice
     next_best: ScoredChoice | None
-    num_choices: int
-    hits: Mapping[WorkerKey, Hit] = field(default_factory=dict)  # of all workers
+    num_choices: int  # that were scored; those that could not win are not
 
-    def hit(self, worker: WorkerView) -> Hit:
-        """What this worker held of the request."""
-        return self.hits.get(worker.key, NO_HIT)
+
+class Policy(Protocol):
+    """Decides. The router's is FilteredPolicy; others can be compared with it."""
+
+    def pick(self, request: RouteRequest, pools: Pools) -> Decision | None:
+        """Return None while no choice exists; never raises, changes nothing of what it is given."""
+        ...
 
 
 class Filter(Protocol):
@@ -84,10 +81,10 @@ class Filter(Protocol):
 
 
 class Scorer(Protocol):
-    """Costs a choice in seconds, lower is better; changes nothing."""
+    """Costs choices in seconds, lower is better; changes nothing."""
 
-    def __call__(self, request: RouteRequest, choice: Choice) -> Cost:
-        """Return every term."""
+    def __call__(self, request: RouteRequest, candidates: "Candidates") -> list[ScoredChoice]:
+        """Return every choice that may be the cheapest, with every term."""
         ...
 
 
@@ -99,44 +96,44 @@ class Picker(Protocol):
         ...
 
 
-def list_choices(
-    prefill: Sequence[WorkerView], decode: Sequence[WorkerView], *, local_prefill: str
-) -> list[Choice]:
-    """Every choice `local_prefill` allows among workers that may be routed to."""
-    takers = [worker for worker in decode if worker.is_routable]
-    feeders = [worker for worker in prefill if worker.is_routable]
-    pairs = [Choice(prefill=p, decode=d) for d in takers for p in feeders if p.key in d.links]
-    if local_prefill == "never" or (local_prefill == "fallback" and pairs):
-        return pairs
-    return pairs + [Choice(prefill=None, decode=worker) for worker in takers]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Workers that passed the filters, and how they may be combined."""
+
+    prefill: Sequence[WorkerView]
+    decode: Sequence[WorkerView]
+    takers: Mapping[WorkerKey, Sequence[WorkerKey]]
+    has_local: bool  # whether a decode worker alone is a choice
+
+
+def keep_routable(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """Drop workers that something speaks against, and those that are full or just refused."""
+    del request
+    return [worker for worker in workers if worker.is_routable and not worker.is_full]
 
 
 def keep_fitting(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
     """Drop workers whose whole pool is too small."""
-    return [worker for worker in workers if worker.could_hold(request.num_tokens)]
+    num_tokens = request.num_tokens
+    return [worker for worker in workers if worker.max_tokens >= num_tokens]
 
 
-def keep_with_room(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """Drop workers that just refused, or that have two batches already."""
-    del request
-    return [worker for worker in workers if not _is_full(worker)]
-
-
-def score_by_time(request: RouteRequest, choice: Choice) -> Cost:
-    """Apply the joint cost formula."""
-    need = Need(
-        num_tokens=request.num_tokens,
-        num_output_tokens=request.num_output_tokens,
-        num_cached_prefill=request.hit(choice.prefill).num_tokens,
-        num_cached_decode=request.hit(choice.decode).num_tokens,
-    )
-    if choice.prefill is None:
-        return local_cost(need, choice.decode)
-    return pair_cost(need, choice.prefill, choice.decode, choice.decode.links[choice.prefill.key])
+def has_choice(pools: Pools, *, local_prefill: str) -> bool:
+    """Whether a choice exists, however busy its workers are."""
+    decode = [worker for worker in pools.decode if worker.is_routable]
+    if local_prefill != "never" and decode:
+        return True
+    prefill = {worker.key for worker in pools.prefill if worker.is_routable}
+    return any(not prefill.isdisjoint(worker.links) for worker in decode)
 
 
 class CheapestPicker:
-    """Takes the cheapest choice; a coin decides among those about as cheap, against herding."""
+    """Takes the cheapest choice; among those about as cheap the least busy, the one without a
+    transfer, then by chance.
+
+    A burst makes all costs grow alike until their differences drown in the tie; and routers that
+    see the same must not all decide the same.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -145,52 +142,61 @@ class CheapestPicker:
         """Pick; `scored` must not be empty."""
         ranked = sorted(scored, key=lambda entry: entry.cost.total_s)
         limit_s = ranked[0].cost.total_s * (1 + TIE_SHARE) + TIE_S
-        chosen = self._rng.choice([entry for entry in ranked if entry.cost.total_s <= limit_s])
+        chosen = min(
+            (entry for entry in ranked if entry.cost.total_s <= limit_s),
+            key=lambda entry: (
+                entry.choice.num_requests,
+                len(entry.choice.workers),
+                self._rng.random(),
+            ),
+        )
         others = [entry for entry in ranked if entry is not chosen]
         return Decision(
             chosen=chosen, next_best=others[0] if others else None, num_choices=len(ranked)
         )
 
 
-FILTERS: tuple[Filter, ...] = (keep_fitting, keep_with_room)
+FILTERS: tuple[Filter, ...] = (keep_routable, keep_fitting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class FilteredPolicy:
     """The three put together."""
 
     local_prefill: str
+    scorer: Scorer
     picker: Picker
     filters: tuple[Filter, ...] = FILTERS
-    scorer: Scorer = score_by_time
 
-    def pick(
-        self, request: RouteRequest, prefill: Sequence[WorkerView], decode: Sequence[WorkerView]
-    ) -> Decision | None:
+    def pick(self, request: RouteRequest, pools: Pools) -> Decision | None:
         """Decide, or return None while no choice exists."""
+        prefill: Sequence[WorkerView] = pools.prefill
+        decode: Sequence[WorkerView] = pools.decode
         for keep in self.filters:
             prefill, decode = keep(request, prefill), keep(request, decode)
-        choices = self._list_choices(prefill, decode, request.excluded)
-        if not choices and request.excluded:
-            choices = self._list_choices(prefill, decode, frozenset())
-        if not choices:
-            return None
-        scored = [ScoredChoice(choice=c, cost=self.scorer(request, c)) for c in choices]
-        return replace(self.picker(scored), hits=request.hits)
-
-    def _list_choices(
-        self,
-        prefill: Sequence[WorkerView],
-        decode: Sequence[WorkerView],
-        excluded: frozenset[WorkerKey],
-    ) -> list[Choice]:
-        return list_choices(
-            [worker for worker in prefill if worker.key not in excluded],
-            [worker for worker in decode if worker.key not in excluded],
-            local_prefill=self.local_prefill,
+        candidates = Candidates(
+            prefill=prefill,
+            decode=decode,
+            takers=pools.takers,
+            has_local=self.local_prefill == "auto",
         )
+        scored = self._score(request, _without(candidates, request.excluded))
+        if not scored and request.excluded:
+            scored = self._score(request, candidates)
+        return self.picker(scored) if scored else None
+
+    def _score(self, request: RouteRequest, candidates: Candidates) -> list[ScoredChoice]:
+        scored = self.scorer(request, candidates)
+        if scored or self.local_prefill != "fallback":
+            return scored
+        return self.scorer(request, replace(candidates, has_local=True))
 
 
-def _is_full(worker: WorkerView) -> bool:
-    limit = MAX_BATCHES_AHEAD * max(worker.max_num_seqs, 1)
-    return worker.has_refused or worker.num_requests >= limit
+def _without(candidates: Candidates, excluded: Collection[WorkerKey]) -> Candidates:
+    if not excluded:
+        return candidates
+    return replace(
+        candidates,
+        prefill=[worker for worker in candidates.prefill if worker.key not in excluded],
+        decode=[worker for worker in candidates.decode if worker.key not in excluded],
+    )

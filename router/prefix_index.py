@@ -2,141 +2,247 @@
 
 Fed by the workers' own block events, and by predictions at routing time that expire. Each pool has
 its own index: a block on a prefill worker saves computation, one on a decode worker saves bytes.
+
+    block name ──► bitmap of slots          one dict entry per block, however many workers hold it
+    slot      ◄──► worker                   a bit each; a lost worker's bit rests before its reuse
+    worker    ──► its names, in an array    to take its bit away again (8 bytes a block)
+
+Equal bitmaps are one object, so a block costs its name and its dict entry. Measured against other
+structures in docs/adr/0008-prefix-index.md.
 """
 
-import math
-from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from engine.block_hash import BlockHash
+from router.block_name import BlockName, BlockScheme
+from router.predictions import Predictions
 from router.worker_view import WorkerKey
 
-PREDICTION_TTL_S = 5.0
+MAX_SHARED_BITMAPS = 1 << 16
+# An array of names may be this much longer than what its worker holds before it is made anew.
+SPARE_NAMES = 1024
+TURNS_BEFORE_REUSE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHit:
-    """Leading blocks of a chain one worker holds."""
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """What one worker holds. Invariant: `names` has each block it holds, and maybe ones it lost."""
 
-    num_blocks: int  # predicted ones included
-    num_confirmed_blocks: int
+    slot: int
+    bit: int  # 1 << slot
+    limit: int
+    scheme: BlockScheme
+    num_blocks: int = 0
+    names: "array[int]" = field(default_factory=lambda: array("Q"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTokens:
+    """Leading tokens of one prompt that workers hold; workers without any are left out."""
+
+    num_tokens: dict[WorkerKey, int] = field(default_factory=dict)  # predicted ones included
+    num_confirmed: dict[WorkerKey, int] = field(default_factory=dict)
 
 
 class PrefixIndex:
-    """Maps block hash -> worker -> when that knowledge ends.
+    """Maps block names to the workers that hold them.
 
-    Invariants: a worker has at most its `limit` entries, and after `scrub` none; an entry the
-    worker told of never expires, a predicted one always does.
+    Invariants: a worker has at most its `limit` blocks, and after `scrub` none; a block the worker
+    told of stays until it tells otherwise, a predicted one expires.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[BlockHash, dict[WorkerKey, float]] = {}
-        # The same entries by worker, oldest first.
-        self._held: dict[WorkerKey, dict[BlockHash, None]] = {}
-        self._limits: dict[WorkerKey, int] = {}
-        self._predictions: deque[tuple[float, WorkerKey, BlockHash]] = deque()
+        self._holders: dict[BlockName, int] = {}
+        self._workers: dict[WorkerKey, _Held] = {}
+        self._key_of_slot: list[WorkerKey | None] = []
+        self._resting: deque[tuple[int, int]] = deque()  # (turn of its loss, slot)
+        self._bitmaps: dict[int, int] = {}
+        self._predictions = Predictions()
+        self.schemes: Counter[BlockScheme] = Counter()  # of the known workers
 
-    def add_worker(self, key: WorkerKey, *, limit: int) -> None:
+    # Workers.
+
+    def add_worker(self, key: WorkerKey, *, limit: int, scheme: BlockScheme) -> None:
         """Start from nothing for this worker; only known workers get entries."""
         self.scrub(key)
-        self._held[key] = {}
-        self._limits[key] = max(limit, 1)
+        slot = self._take_slot(key)
+        self._workers[key] = _Held(
+            slot=slot, bit=self._share(1 << slot), limit=max(limit, 1), scheme=scheme
+        )
+        self.schemes[scheme] += 1
 
     def scrub(self, key: WorkerKey) -> None:
         """Forget the worker and all it held."""
-        for block_hash in list(self._held.pop(key, ())):
-            self._drop_holder(key, block_hash)
-        self._limits.pop(key, None)
+        held = self._workers.pop(key, None)
+        if held is None:
+            return
+        self._drop(held, held.names)
+        # What was predicted of it still carries its bit.
+        self._key_of_slot[held.slot] = None
+        self._resting.append((self._predictions.num_turns, held.slot))
+        self.schemes -= Counter([held.scheme])
 
-    def store(self, key: WorkerKey, block_hashes: Iterable[BlockHash]) -> None:
+    def _take_slot(self, key: WorkerKey) -> int:
+        is_rested = self._resting and (
+            self._predictions.num_turns - self._resting[0][0] >= TURNS_BEFORE_REUSE
+        )
+        if not is_rested:
+            self._key_of_slot.append(key)
+            return len(self._key_of_slot) - 1
+        _, slot = self._resting.popleft()
+        self._key_of_slot[slot] = key
+        return slot
+
+    # Events.
+
+    def store(self, key: WorkerKey, names: Iterable[BlockName]) -> None:
         """The worker says it holds these."""
-        for block_hash in block_hashes:
-            self._put(key, block_hash, math.inf)
+        held = self._workers.get(key)
+        if held is None:
+            return
+        holders, bit, added = self._holders, held.bit, []
+        for name in names:
+            known = holders.get(name)
+            if known is None:
+                holders[name] = bit
+            elif known & bit:
+                continue
+            else:
+                holders[name] = self._share(known | bit)
+            added.append(name)
+        held.num_blocks += len(added)
+        held.names.extend(array("Q", added))
+        if held.num_blocks > held.limit:
+            self._drop(held, added[held.limit - held.num_blocks :])
+        self._tidy(held)
 
-    def remove(self, key: WorkerKey, block_hashes: Iterable[BlockHash]) -> None:
+    def remove(self, key: WorkerKey, names: Sequence[BlockName]) -> None:
         """The worker says it dropped these."""
-        held = self._held.get(key, {})
-        for block_hash in block_hashes:
-            if block_hash in held:
-                del held[block_hash]
-                self._drop_holder(key, block_hash)
+        held = self._workers.get(key)
+        if held is None:
+            return
+        self._predictions.remove(held.bit, names)
+        self._drop(held, names)
+        self._tidy(held)
 
     def clear(self, key: WorkerKey) -> None:
         """The worker says it dropped everything."""
-        self.remove(key, list(self._held.get(key, ())))
+        if (held := self._workers.get(key)) is not None:
+            self.add_worker(key, limit=held.limit, scheme=held.scheme)
 
-    def predict(self, key: WorkerKey, block_hashes: Sequence[BlockHash], *, now_s: float) -> None:
+    def predict(self, key: WorkerKey, names: Sequence[BlockName], *, now_s: float) -> None:
         """A request just sent there will leave these."""
-        self._expire(now_s)
-        expires_at = now_s + PREDICTION_TTL_S
-        for block_hash in block_hashes[: self._limits.get(key, 0)]:
-            known_until = self._holders.get(block_hash, {}).get(key, 0.0)
-            if known_until < expires_at:
-                self._put(key, block_hash, expires_at)
-                self._predictions.append((expires_at, key, block_hash))
+        self._predictions.turn(now_s)
+        if (held := self._workers.get(key)) is not None:
+            self._predictions.add(held.bit, names[: held.limit])
+
+    def _drop(self, held: _Held, names: Iterable[int]) -> None:
+        holders, bit, num_dropped = self._holders, held.bit, 0
+        for each in names:
+            name = BlockName(each)
+            known = holders.get(name, 0)
+            if not known & bit:
+                continue
+            if known == bit:
+                del holders[name]
+            else:
+                holders[name] = self._share(known ^ bit)
+            num_dropped += 1
+        held.num_blocks -= num_dropped
+
+    def _tidy(self, held: _Held) -> None:
+        if len(held.names) > 2 * held.num_blocks + SPARE_NAMES:
+            get, bit = self._holders.get, held.bit
+            held.names = array("Q", {name for name in held.names if get(BlockName(name), 0) & bit})
+
+    def _share(self, bitmap: int) -> int:
+        # Forgetting the table costs sharing with what is held already, nothing else.
+        if len(self._bitmaps) >= MAX_SHARED_BITMAPS:
+            self._bitmaps.clear()
+        return self._bitmaps.setdefault(bitmap, bitmap)
+
+    # Questions.
 
     def match(
-        self, block_hashes: Sequence[BlockHash], keys: Collection[WorkerKey], *, now_s: float
-    ) -> dict[WorkerKey, BlockHit]:
-        """How many leading blocks each of `keys` holds; workers without any are left out."""
-        hits: dict[WorkerKey, BlockHit] = {}
-        alive = list(keys)
-        first_predicted: dict[WorkerKey, int] = {}
-        for depth, block_hash in enumerate(block_hashes):
-            holders = self._holders.get(block_hash, {})
-            still_alive = []
-            for key in alive:
-                until = holders.get(key, 0.0)
-                if until <= now_s:
-                    hits[key] = BlockHit(depth, first_predicted.get(key, depth))
-                    continue
-                still_alive.append(key)
-                if until != math.inf:
-                    first_predicted.setdefault(key, depth)
-            alive = still_alive
-            if not alive:
-                break
-        depth = len(block_hashes)
-        for key in alive:
-            hits[key] = BlockHit(depth, first_predicted.get(key, depth))
-        return {key: hit for key, hit in hits.items() if hit.num_blocks > 0}
+        self, names_of: Callable[[BlockScheme], Sequence[BlockName]], *, now_s: float
+    ) -> CachedTokens:
+        """How many leading tokens of a prompt each worker holds; `names_of` cuts the prompt."""
+        self._predictions.turn(now_s)
+        cached = CachedTokens()
+        for scheme in self.schemes:
+            names = names_of(scheme)
+            if names:
+                self._match(names, scheme.block_size, cached)
+        return cached
+
+    def _match(self, names: Sequence[BlockName], block_size: int, cached: CachedTokens) -> None:
+        holders = [self._holders.get(name, 0) for name in names]
+        self._count_leading(holders, block_size, cached.num_confirmed)
+        if self._predictions.concern(names):
+            predicted = self._predictions.holders
+            holders = [known | predicted(name) for known, name in zip(holders, names, strict=True)]
+            self._count_leading(holders, block_size, cached.num_tokens)
+        else:
+            cached.num_tokens.update(cached.num_confirmed)
+
+    def _count_leading(
+        self, holders: Sequence[int], block_size: int, counts: dict[WorkerKey, int]
+    ) -> None:
+        alive = last = holders[0]
+        if not alive:
+            return
+        for depth, bitmap in enumerate(holders):
+            # Blocks of one prompt mostly have the same holders.
+            if bitmap is last:
+                continue
+            last = bitmap
+            if (still := alive & bitmap) != alive:
+                self._note(alive ^ still, depth * block_size, counts)
+                alive = still
+                if not alive:
+                    return
+        self._note(alive, len(holders) * block_size, counts)
+
+    def _note(self, bitmap: int, num_tokens: int, counts: dict[WorkerKey, int]) -> None:
+        for slot, digit in enumerate(bin(bitmap)[:1:-1]):
+            if digit == "1" and (key := self._key_of_slot[slot]) is not None:
+                counts[key] = num_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks the workers told of."""
+        return len(self._holders)
+
+    @property
+    def num_slots(self) -> int:
+        """Bits in use or resting."""
+        return len(self._key_of_slot)
+
+    @property
+    def num_predictions(self) -> int:
+        """Predicted blocks, not yet expired."""
+        return len(self._predictions)
 
     def num_entries(self, key: WorkerKey | None = None) -> int:
-        """Entries of one worker, or of all."""
+        """Blocks one worker told of, or all of them together."""
         if key is not None:
-            return len(self._held.get(key, ()))
-        return sum(map(len, self._held.values()))
+            held = self._workers.get(key)
+            return held.num_blocks if held is not None else 0
+        return sum(held.num_blocks for held in self._workers.values())
 
     def check_integrity(self) -> None:
-        """Assert that both maps say the same and no bound is broken."""
-        forward = {(k, h) for h, holders in self._holders.items() for k in holders}
-        backward = {(k, h) for k, held in self._held.items() for h in held}
-        assert forward == backward, forward ^ backward
-        assert all(self._holders.values()), "an empty entry stayed"
-        for key, held in self._held.items():
-            assert len(held) <= self._limits[key], (key, len(held))
-
-    def _put(self, key: WorkerKey, block_hash: BlockHash, until: float) -> None:
-        held = self._held.get(key)
-        if held is None:
-            return
-        if block_hash not in held and len(held) >= self._limits[key]:
-            oldest = next(iter(held))
-            del held[oldest]
-            self._drop_holder(key, oldest)
-        held[block_hash] = None
-        self._holders.setdefault(block_hash, {})[key] = until
-
-    def _drop_holder(self, key: WorkerKey, block_hash: BlockHash) -> None:
-        holders = self._holders[block_hash]
-        del holders[key]
-        if not holders:
-            del self._holders[block_hash]
-
-    def _expire(self, now_s: float) -> None:
-        while self._predictions and self._predictions[0][0] <= now_s:
-            _, key, block_hash = self._predictions.popleft()
-            # Confirmed or predicted anew since: a later entry stands.
-            if self._holders.get(block_hash, {}).get(key, math.inf) <= now_s:
-                self.remove(key, [block_hash])
+        """Assert that all maps say the same and no bound is broken."""
+        known_bits = 0
+        for key, held in self._workers.items():
+            assert self._key_of_slot[held.slot] == key, key
+            told = {n for n, bitmap in self._holders.items() if bitmap & held.bit}
+            assert len(told) == held.num_blocks <= held.limit, (key, len(told), held.num_blocks)
+            assert told <= set(held.names), key
+            assert len(held.names) <= 2 * held.num_blocks + SPARE_NAMES, key
+            known_bits |= held.bit
+        for bitmap in self._holders.values():
+            assert bitmap, "an empty entry stayed"
+            assert not bitmap & ~known_bits, "an entry of an unknown worker stayed"
+        assert sum(self.schemes.values()) == len(self._workers)

@@ -1,32 +1,38 @@
-"""The tokens of one attempt and the block hashes under which workers may hold them."""
+"""The tokens of one attempt and the names under which workers may hold their blocks."""
 
 from collections.abc import Sequence
 
-from engine.block_hash import BlockHash, hash_blocks, salted_root
-from router.worker_view import WorkerView
+from engine.block_hash import hash_blocks, salted_root
+from router.block_name import BlockName, BlockScheme, block_names
 
 
 class Prompt:
     """Hashes on demand, once for each way the workers cut and name their blocks."""
 
     def __init__(
-        self, token_ids: Sequence[int], *, cache_salt: str, num_output_tokens: int
+        self,
+        token_ids: Sequence[int],
+        *,
+        cache_salt: str,
+        num_output_tokens: int,
+        session_key: str = "",
     ) -> None:
         self.token_ids = token_ids
         self.num_output_tokens = num_output_tokens  # expected still to come
+        self.session_key = session_key
         self._cache_salt = cache_salt
-        self._chains: dict[tuple[int, BlockHash], list[BlockHash]] = {}
+        self._names: dict[BlockScheme, list[BlockName]] = {}
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def block_hashes(self, worker: WorkerView) -> list[BlockHash]:
-        """The chain as this worker hashes it."""
-        scheme = (worker.block_size, worker.hash_root)
-        if scheme not in self._chains:
-            self._chains[scheme] = hash_blocks(
+    def block_names(self, scheme: BlockScheme) -> list[BlockName]:
+        """Names of its full blocks, in order."""
+        if scheme not in self._names:
+            hashes = hash_blocks(
                 self.token_ids,
-                block_size=worker.block_size,
-                root=salted_root(worker.hash_root, self._cache_salt),
+                block_size=scheme.block_size,
+                root=salted_root(scheme.hash_root, self._cache_salt),
             )
-        return self._chains[scheme]
+            self._names[scheme] = block_names(hashes)
+        return self._names[scheme]

@@ -24,6 +24,9 @@ class RoutedRequest:
     sampling: common_pb2.SamplingParams  # every number resolved, the seed too
     cache_salt: str = ""
     request_label: str = ""  # the client's X-Request-Id; never a key
+    tenant: str = ""  # whose turn it takes while requests wait
+    priority: int = 0  # lower goes first: below 0, 0, above 0 are the classes of the queue
+    session_key: str = ""  # requests with the same one probably share a prefix
     timeout_s: float | None = None  # None: the router's request_timeout_s
     arrived_at: float | None = None  # on the router's clock; None: when generate() is called
     trace_context: Context | None = None  # parent of the route span

@@ -30,6 +30,7 @@ from router.request_metrics import RequestMetrics
 from router.retry import Failure, RetryBudget
 from router.timeline import Timeline
 from router.token_merger import TokenMerger
+from router.waiting_queue import Place
 from router.worker_view import WorkerKey
 from router.workers import Workers
 from rpc.channel import ChannelPool
@@ -99,13 +100,14 @@ class RequestRun:
             num_output_tokens=dispatcher.expected_tokens(
                 self._request.sampling.max_tokens - num_output
             ),
+            session_key=self._request.session_key,
         )
         start_ns, started_at_s = time.time_ns(), self._services.now()
         route = await dispatcher.choose(
             prompt,
+            place=self._place(len(prompt)),
             excluded=self._budget.excluded,
             timeout_s=self.time_left_s(),
-            is_admitted=self._epoch > 0,
         )
         self._timeline.add_queue(route.waited_s)
         if route.waited_s > 0.0:
@@ -117,6 +119,15 @@ class RequestRun:
         routing_ns = start_ns + round(route.waited_s * 1e9)
         _record_span(attributes.SPAN_ROUTE, routing_ns, duration_s, _route_attributes(route))
         return route
+
+    def _place(self, num_tokens: int) -> Place:
+        request = self._request
+        return Place(
+            tenant=request.tenant,
+            priority=1 + (request.priority > 0) - (request.priority < 0),
+            num_tokens=num_tokens,
+            is_admitted=self._epoch > 0,
+        )
 
     async def _try(self, route: Route, deliver: Deliver) -> FinishReason | Failure:
         self._epoch += 1

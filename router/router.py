@@ -4,7 +4,8 @@ Life of a request:
 
 1. generate   a Generation is made; its clock started when the request arrived (generation.py)
 2. choose     the Dispatcher picks a linked pair, or a decode worker alone, by one joint cost;
-              while no choice exists the request waits in order (dispatcher.py, policy.py, cost.py)
+              while no choice exists the request waits in a fair order (dispatcher.py, chooser.py,
+              policy.py, joint_scorer.py, cost.py; waiting_queue.py, fair_line.py)
 3. try        an Attempt opens Decode and Prefill at once and merges their tokens by position;
               each goes to the consumer in the moment it arrives (attempt.py, token_merger.py)
 4. recover    a worker failed, froze, refused or drains: choose again and replay prompt + output,
@@ -12,14 +13,15 @@ Life of a request:
 5. end        finish, error, deadline or cancel: every call is cancelled, what the workers held is
               given back, the report is complete (timeline.py, report.py)
 
-What is known of the workers is kept beside all this by their state streams (workers.py, watch.py,
-worker_state.py, prefix_index.py).
+What is known of the workers is kept beside all this by their state streams (workers.py, watch.py;
+fleet.py, worker_state.py, prefix_index.py).
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 
 from router.config import RouterConfig
 from router.discovery import Discovery
@@ -104,7 +106,7 @@ class Router:
             timeline,
             metrics=self._metrics,
             running=self._running,
-            on_end=self._dispatcher.learn,
+            on_end=partial(self._dispatcher.learn, request),
         )
 
     def is_ready(self) -> bool:
@@ -149,7 +151,7 @@ class Router:
 
     def index(self, pool: str) -> PrefixIndex:
         """Return what a pool's workers probably cache; read only."""
-        return self._workers.indexes[pool]
+        return self._workers.fleet.indexes[pool]
 
     @property
     def num_waiting(self) -> int:

@@ -1,11 +1,13 @@
 """Turns what a worker said on its state stream into the frozen data the policy sees."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from relevo.v1 import state_pb2
 
 from engine.block_hash import BlockHash
+from router.typical_rates import TypicalRates
 from router.worker_view import LinkView, Pending, WorkerKey, WorkerView
 
 
@@ -23,9 +25,14 @@ def build_view(
     hello: state_pb2.WatchStateResponse.Hello,
     load: state_pb2.WorkerLoad | None,
     standing: Standing,
+    rates: TypicalRates,
 ) -> WorkerView:
     """One view of this moment."""
-    view = WorkerView(
+    facts: dict[str, Any] = {} if load is None else _facts_of_load(hello.pool, load, rates)
+    links: dict[WorkerKey, LinkView] = facts.get("links", {})
+    for peer in standing.distrusted_links:
+        links.pop(peer, None)
+    return WorkerView(
         key=WorkerKey(hello.worker.worker_id, hello.worker.incarnation),
         pool=hello.pool,
         is_routable=standing.is_routable,
@@ -38,28 +45,24 @@ def build_view(
         num_kv_blocks=hello.num_kv_blocks,
         kv_bytes_per_token=hello.kv_bytes_per_token,
         pending=standing.pending,
+        **facts,
     )
-    return view if load is None else _with_load(view, load, standing.distrusted_links)
 
 
-def _with_load(
-    view: WorkerView, load: state_pb2.WorkerLoad, distrusted_links: Collection[WorkerKey]
-) -> WorkerView:
-    links = {_peer_of(link): _view_link(link) for link in load.links if link.state == "ready"}
-    for peer in distrusted_links:
-        links.pop(peer, None)
-    return replace(
-        view,
-        num_running=load.num_running,
-        num_waiting=load.num_waiting,
-        num_transferring=load.num_transferring,
-        num_waiting_uncached_tokens=load.num_waiting_uncached_tokens,
-        num_free_blocks=load.blocks.free + load.blocks.cached,
-        num_used_blocks=load.blocks.used,
-        prefill_tokens_per_s=load.prefill_tokens_per_s,
-        step_s=load.step_s,
-        links=links,
-    )
+def _facts_of_load(pool: str, load: state_pb2.WorkerLoad, rates: TypicalRates) -> dict[str, Any]:
+    return {
+        "num_running": load.num_running,
+        "num_waiting": load.num_waiting,
+        "num_transferring": load.num_transferring,
+        "num_waiting_uncached_tokens": load.num_waiting_uncached_tokens,
+        "num_free_blocks": load.blocks.free + load.blocks.cached,
+        "num_used_blocks": load.blocks.used,
+        "prefill_tokens_per_s": rates.current(pool, load.prefill_tokens_per_s, load.rates_age_s),
+        "step_s": load.step_s,
+        "request_s": load.request_s,
+        "kv_token_s": load.kv_token_s,
+        "links": {_peer_of(link): _view_link(link) for link in load.links if link.state == "ready"},
+    }
 
 
 def _peer_of(link: state_pb2.LinkStatus) -> WorkerKey:

@@ -7,14 +7,16 @@ a stuck engine, the next load that says it lives
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from relevo.v1 import state_pb2
 
 from engine.block_hash import BlockHash
+from router.block_name import BlockName, BlockScheme, block_names
 from router.picks import Picks
 from router.prefix_index import PrefixIndex
+from router.typical_rates import TypicalRates
 from router.view_builder import Standing, build_view
 from router.worker_view import Pending, WorkerKey, WorkerView
 from rpc.description import WorkerDescription
@@ -53,7 +55,15 @@ class WorkerState:
     attempts are gone when their requests are.
     """
 
-    def __init__(self, description: WorkerDescription, index: PrefixIndex, *, now_s: float) -> None:
+    def __init__(
+        self,
+        description: WorkerDescription,
+        index: PrefixIndex,
+        *,
+        now_s: float,
+        rates: TypicalRates | None = None,
+        on_view_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self.description = description
         self.key = WorkerKey(description.worker_id, description.incarnation)
         self.is_described = True  # by the last discovery that answered
@@ -69,6 +79,8 @@ class WorkerState:
         self.lost_at_s: float | None = None
         self.attempts: set[RunningAttempt] = set()
         self._index = index
+        self._rates = rates or TypicalRates()
+        self._on_view_change = on_view_change
         self._picks = Picks()
         self._distrusted_links: set[WorkerKey] = set()
         self._next_sequence = 0
@@ -108,7 +120,7 @@ class WorkerState:
         self.heard_at_s = now_s
         revived, self.is_suspect = self.is_suspect, False
         if revived:
-            self._view = None
+            self._changed()
         changed = self._apply_body(message, now_s)
         return Change.ROUTING if changed or revived else Change.NOTHING
 
@@ -120,8 +132,10 @@ class WorkerState:
         if not self.is_connected:
             raise ResyncNeededError(f"Got {kind} before the Hello")
         if kind == "snapshot_chunk":
-            self._index.store(self.key, _hashes(message.snapshot_chunk.block_hashes))
+            self._index.store(self.key, _names(message.snapshot_chunk.block_hashes))
             self.is_synced = self.is_synced or message.snapshot_chunk.last
+            if message.snapshot_chunk.last:
+                self._changed()
             return message.snapshot_chunk.last
         if kind == "block_events":
             self._apply_block_events(message.block_events)
@@ -138,15 +152,18 @@ class WorkerState:
         self.hello = hello
         self.is_connected, self.is_synced = True, False
         self.lost_at_s = None
-        # Predictions take as many entries again as the worker has blocks.
-        self._index.add_worker(self.key, limit=2 * hello.num_kv_blocks)
-        self._view = None
+        self._index.add_worker(
+            self.key,
+            limit=hello.num_kv_blocks,
+            scheme=BlockScheme(max(hello.layout.block_size, 1), BlockHash(hello.hash_root)),
+        )
+        self._changed()
 
     def _apply_block_events(self, events: state_pb2.WatchStateResponse.BlockEvents) -> None:
         if events.cleared:
             self._index.clear(self.key)
-        self._index.remove(self.key, _hashes(events.removed))
-        self._index.store(self.key, _hashes(events.stored))
+        self._index.remove(self.key, _names(events.removed))
+        self._index.store(self.key, _names(events.stored))
 
     def _apply_load(self, load: state_pb2.WorkerLoad, now_s: float) -> None:
         self.load = load
@@ -156,15 +173,23 @@ class WorkerState:
         self.is_stuck = load.heartbeat_age_s > self._longest_age_s()
         self._distrusted_links.clear()
         self._picks.report_arrived(now_s=now_s)
-        self._view = None
+        self._rates.learn(
+            self.key, self.description.pool, load.prefill_tokens_per_s, load.rates_age_s
+        )
+        self._changed()
 
     def disconnect(self, *, now_s: float) -> None:
         """The stream ended: route nothing new here, believe nothing of its cache."""
         self.is_connected = self.is_synced = False
         if self.hello is not None and self.lost_at_s is None:
             self.lost_at_s = now_s
+        self.forget()
+        self._changed()
+
+    def forget(self) -> None:
+        """Believe nothing of its cache and its speed any more."""
         self._index.scrub(self.key)
-        self._view = None
+        self._rates.forget(self.key)
 
     # Signs of life.
 
@@ -186,7 +211,7 @@ class WorkerState:
             self.disconnect(now_s=now_s)
             return True
         was_stuck, self.is_stuck = self.is_stuck, True
-        self._view = None
+        self._changed()
         return not was_stuck
 
     def _longest_age_s(self) -> float:
@@ -201,24 +226,24 @@ class WorkerState:
     def suspect(self) -> None:
         """A call failed to reach it: avoid it until its stream speaks again."""
         self.is_suspect = True
-        self._view = None
+        self._changed()
 
     def distrust_link(self, peer: WorkerKey) -> None:
         """A transfer over it failed: avoid it until the next load tells of it."""
         self._distrusted_links.add(peer)
-        self._view = None
+        self._changed()
 
     def refuse(self) -> None:
         """It refused a request: full, until its next load says otherwise."""
         self.has_refused = True
-        self._view = None
+        self._changed()
 
     # Own picks.
 
     def add_pick(self, pick_id: int, pending: Pending, *, now_s: float) -> None:
         """Count a request that is on its way."""
         self._picks.add(pick_id, pending, now_s=now_s)
-        self._view = None
+        self._changed()
 
     def acknowledge_pick(self, pick_id: int) -> None:
         """The worker has it: its next report includes it."""
@@ -227,7 +252,7 @@ class WorkerState:
     def drop_pick(self, pick_id: int) -> None:
         """The request is over, or never arrived."""
         if self._picks.drop(pick_id):
-            self._view = None
+            self._changed()
 
     @property
     def num_picks(self) -> int:
@@ -235,6 +260,10 @@ class WorkerState:
         return len(self._picks)
 
     # What others see.
+
+    def _changed(self) -> None:
+        self._view = None
+        self._on_view_change()
 
     def full_load(self) -> state_pb2.WorkerLoad:
         """The last load, with the last metrics in it."""
@@ -254,9 +283,12 @@ class WorkerState:
                 pending=self._picks.total(),
                 distrusted_links=self._distrusted_links,
             )
-            self._view = build_view(self.hello, self.load, standing)
+            self._view = build_view(self.hello, self.load, standing, self._rates)
         return self._view
 
 
-def _hashes(raw: Iterable[bytes]) -> list[BlockHash]:
-    return [BlockHash(each) for each in raw]
+def _names(hashes: Sequence[bytes]) -> list[BlockName]:
+    try:
+        return block_names(hashes)
+    except ValueError as error:
+        raise ResyncNeededError(str(error)) from error

@@ -1,14 +1,20 @@
 """What the policy sees of a worker: plain frozen data, one value per moment."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.block_hash import BlockHash
+from router.block_name import BlockScheme
 
 PREFILL = "prefill"
 DECODE = "decode"
 NO_ROOT = BlockHash(b"")
+# Late binding: beyond two full batches on a worker, a request waits where it can still go anywhere.
+MAX_BATCHES_AHEAD = 2
+# These stand in where nothing was measured yet.
+UNMEASURED_TOKENS_PER_S = 1000.0
+UNMEASURED_STEP_S = 0.05
 
 
 class WorkerKey(NamedTuple):
@@ -41,7 +47,11 @@ NOTHING_PENDING = Pending()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One live worker: what it said in its Hello and in its last load, and what we sent since."""
+    """One live worker: what it said in its Hello and in its last load, and what we sent since.
+
+    A step costs `step_s` at the present batch, each prompt token in it 1 / `prefill_tokens_per_s`
+    on top; a running request adds `request_s` to every step, and each token of its KV `kv_token_s`.
+    """
 
     key: WorkerKey
     pool: str
@@ -61,13 +71,37 @@ class WorkerView:
     num_free_blocks: int = 0  # free or cached: what a new request can take
     num_used_blocks: int = 0
     prefill_tokens_per_s: float = 0.0  # 0: not measured
-    step_s: float = 0.0
+    step_s: float = 0.0  # 0: not measured
+    request_s: float = 0.0  # 0: not known
+    kv_token_s: float = 0.0
     links: Mapping[WorkerKey, LinkView] = field(default_factory=dict)  # decode: its ready links
     pending: Pending = NOTHING_PENDING
 
-    @property
-    def num_requests(self) -> int:
-        """Requests this worker has or will have, as far as we know."""
+    # Derived once, since each decision looks at every worker.
+    num_requests: int = field(init=False)  # it has or will have, as far as we know
+    is_full: bool = field(init=False)
+    max_tokens: int = field(init=False)  # longest request that fits the empty worker, and one token
+    fixed_s: float = field(init=False)  # of one step
+    token_s: float = field(init=False)  # of one prompt token, with its share of a step
+    queue_s: float = field(init=False)  # until a new request's prompt is computed
+
+    def __post_init__(self) -> None:
+        """Derive."""
+        fixed_s = self.step_s or UNMEASURED_STEP_S
+        token_s = 1.0 / (self.prefill_tokens_per_s or UNMEASURED_TOKENS_PER_S)
+        token_s += fixed_s / max(self.max_num_batched_tokens, 1)
+        num_requests = self._count_requests()
+        limit = MAX_BATCHES_AHEAD * max(self.max_num_seqs, 1)
+        derive = object.__setattr__
+        derive(self, "num_requests", num_requests)
+        derive(self, "is_full", self.has_refused or num_requests >= limit)
+        num_pool_tokens = self.num_kv_blocks * self.block_size
+        derive(self, "max_tokens", min(self.max_model_len, num_pool_tokens) - 1)
+        derive(self, "fixed_s", fixed_s)
+        derive(self, "token_s", token_s)
+        derive(self, "queue_s", self.num_tokens_ahead * token_s)
+
+    def _count_requests(self) -> int:
         num_engine = self.num_running + self.num_waiting
         if self.pool == PREFILL:
             # A transfer is open from a prompt's admission until its KV is released.
@@ -81,7 +115,29 @@ class WorkerView:
         """Prompt tokens to be computed before a new request's."""
         return self.num_waiting_uncached_tokens + self.pending.num_tokens
 
+    @property
+    def scheme(self) -> BlockScheme:
+        """How it cuts and names its blocks."""
+        return BlockScheme(self.block_size, self.hash_root)
+
     def could_hold(self, num_tokens: int) -> bool:
         """Whether a request of this many tokens, and one more, fits the empty worker."""
-        num_blocks = -(-(num_tokens + 1) // self.block_size)
-        return num_tokens < self.max_model_len and num_blocks <= self.num_kv_blocks
+        return num_tokens <= self.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """All workers of one moment, and who can take KV from whom."""
+
+    prefill: Sequence[WorkerView]
+    decode: Sequence[WorkerView]
+    takers: Mapping[WorkerKey, Sequence[WorkerKey]]  # prefill worker -> decode workers linked to it
+
+
+def list_takers(decode: Iterable[WorkerView]) -> dict[WorkerKey, list[WorkerKey]]:
+    """Turn the links of decode workers around."""
+    takers: dict[WorkerKey, list[WorkerKey]] = {}
+    for worker in decode:
+        for peer in worker.links:
+            takers.setdefault(peer, []).append(worker.key)
+    return takers

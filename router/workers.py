@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from relevo.v1 import common_pb2
 
 from router.discovery import Discovery
+from router.fleet import Fleet
 from router.peers import PeerAnnouncer
 from router.poller import DiscoveryPoller
-from router.prefix_index import PrefixIndex
 from router.watch import watch_worker
 from router.worker_state import WorkerState
-from router.worker_view import DECODE, PREFILL, WorkerKey, WorkerView
+from router.worker_view import DECODE, PREFILL, WorkerKey
 from rpc.channel import ChannelPool
 from rpc.description import WorkerDescription
 
@@ -28,7 +28,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Workers:
-    """Owns one WorkerState per (worker_id, incarnation) and the tasks that feed it.
+    """Owns the fleet and the tasks that feed it.
 
     Invariant: between `start` and `stop` each worker that is described or connected has a task.
     """
@@ -46,8 +46,8 @@ class Workers:
         self._ingress_id = ingress_id
         self._on_change = on_change
         self._now = now
-        self.indexes = {PREFILL: PrefixIndex(), DECODE: PrefixIndex()}
-        self._workers: dict[WorkerKey, WorkerState] = {}
+        self.fleet = Fleet()
+        self._workers = self.fleet.states
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
         self._announcers: dict[WorkerKey, PeerAnnouncer] = {}
         self._background: list[asyncio.Task[None]] = []
@@ -82,16 +82,6 @@ class Workers:
         """One of them."""
         return self._workers.get(key)
 
-    def views(self, pool: str) -> list[WorkerView]:
-        """Connected workers of a pool as the policy sees them."""
-        return [
-            view
-            for worker in self._workers.values()
-            if worker.is_connected
-            and worker.description.pool == pool
-            and (view := worker.view()) is not None
-        ]
-
     def distrust_links(self, peer: WorkerKey) -> None:
         """A transfer from this prefill worker failed: wait for news of its links."""
         for worker in self._workers.values():
@@ -122,15 +112,13 @@ class Workers:
         )
 
     def _follow(self, key: WorkerKey, description: WorkerDescription) -> None:
-        if description.pool not in self.indexes:
+        if description.pool not in self.fleet.indexes:
             _LOGGER.error("Worker %s has an unknown pool %r", key.worker_id, description.pool)
             return
         _LOGGER.info("Following worker %s (%s)", key.worker_id, description.address)
         worker = self._workers.get(key)
         if worker is None:
-            index = self.indexes[description.pool]
-            worker = WorkerState(description, index, now_s=self._now())
-            self._workers[key] = worker
+            worker = self.fleet.add(description, now_s=self._now())
         self._tasks[key] = asyncio.create_task(self._watch(worker), name=f"watch-{key.worker_id}")
         self.look_again()
 
@@ -182,7 +170,7 @@ class Workers:
         )
 
     def _retire(self, key: WorkerKey) -> None:
-        worker = self._workers.pop(key)
+        worker = self.fleet.remove(key)
         worker.fail_attempts("a newer process took its place")
         if task := self._tasks.pop(key, None):
             task.cancel()

@@ -1,79 +1,126 @@
+from typing import Any
+
 import pytest
 
-from router.cost import Need, local_cost, pair_cost, slot_wait_s
-from router.worker_view import LinkView, Pending
-from tests.unit.router.views import LINK, decode, prefill
+from router.cost import AFFINITY_SHARE, Cost, Need, decode_part, local_bound_s, local_cost
+from router.cost import pair_cost as full_pair_cost
+from router.worker_view import LinkView, Pending, WorkerView
+from tests.unit.router.views import LINK, TOKEN_S, decode, prefill
 
 NEED = Need(num_tokens=1000, num_output_tokens=100)
+PREFILL_S = 0.01 + 1000 * TOKEN_S
+
+
+def pair(taker: WorkerView | None = None, feeder: WorkerView | None = None, **facts: Any) -> Cost:
+    taker = taker or decode()
+    part = decode_part(NEED, taker, num_cached=facts.get("num_cached_decode", 0))
+    return full_pair_cost(NEED, feeder or prefill(), taker, part, **facts)
+
+
+def local(taker: WorkerView, **facts: Any) -> Cost:
+    part = decode_part(NEED, taker, num_cached=facts.get("num_cached_decode", 0))
+    return local_cost(NEED, taker, part, **facts)
+
+
+def linked(**facts: Any) -> WorkerView:
+    link = LinkView(**{"bandwidth_bytes_per_s": 1e8, "latency_s": 0.0, "queued_bytes": 0, **facts})
+    return decode(links={prefill().key: link})
 
 
 def test_a_pair_costs_prefill_and_the_transfer_of_the_last_chunk() -> None:
-    cost = pair_cost(NEED, prefill(), decode(), LINK)
-    assert cost.prefill_s == pytest.approx(1.0)
+    cost = pair()
+    assert cost.prefill_s == pytest.approx(PREFILL_S)
     assert cost.transfer_head_s == pytest.approx(872 * 1000 / 1e8)
     assert cost.transfer_tail_s == pytest.approx(0.001 + 128 * 1000 / 1e8)
-    assert cost.total_s == pytest.approx(1.0 + 0.00228)
+    assert cost.total_s == pytest.approx(PREFILL_S + 0.00228)
+
+
+def test_a_step_has_a_fixed_cost_whatever_is_in_it() -> None:
+    slow, quick = prefill(step_s=0.2), prefill(step_s=0.001)
+    tiny = Need(num_tokens=1, num_output_tokens=1)
+    part = decode_part(tiny, decode(), num_cached=0)
+    costs = [full_pair_cost(tiny, feeder, decode(), part).prefill_s for feeder in (slow, quick)]
+    assert costs[0] - costs[1] == pytest.approx(0.199, rel=0.02)
 
 
 def test_the_longest_of_prefill_slot_wait_and_transfer_counts() -> None:
-    slow = LinkView(bandwidth_bytes_per_s=1e5, latency_s=0.0, queued_bytes=0)
-    cost = pair_cost(NEED, prefill(), decode(), slow)
-    assert cost.own_s == pytest.approx(8.72 + 1.28)
+    assert pair(linked(bandwidth_bytes_per_s=1e5)).own_s == pytest.approx(8.72 + 1.28)
 
 
 def test_what_the_prefill_worker_caches_saves_computation() -> None:
-    need = Need(num_tokens=1000, num_output_tokens=100, num_cached_prefill=900)
-    cost = pair_cost(need, prefill(), decode(), LINK)
-    assert cost.prefill_s == pytest.approx(0.1)
+    cost = pair(num_cached_prefill=900)
+    assert cost.prefill_s == pytest.approx(0.01 + 100 * TOKEN_S)
     assert cost.transfer_head_s == pytest.approx(900 * 1000 / 1e8)
 
 
 def test_what_the_decode_worker_caches_saves_bytes_but_no_computation() -> None:
-    need = Need(num_tokens=1000, num_output_tokens=100, num_cached_decode=960)
-    cost = pair_cost(need, prefill(), decode(), LINK)
-    assert cost.prefill_s == pytest.approx(1.0)
+    cost = pair(num_cached_decode=960)
+    assert cost.prefill_s == pytest.approx(PREFILL_S)
     assert cost.transfer_head_s == 0.0
     assert cost.transfer_tail_s == pytest.approx(0.001 + 40 * 1000 / 1e8)
 
 
 def test_the_queue_counts_reported_and_pending_tokens() -> None:
     busy = prefill(num_waiting_uncached_tokens=300, pending=Pending(num_tokens=200))
-    assert pair_cost(NEED, busy, decode(), LINK).queue_s == pytest.approx(0.5)
+    assert pair(feeder=busy).queue_s == pytest.approx(500 * TOKEN_S)
 
 
 def test_queued_and_pending_bytes_stand_before_ours_on_the_link() -> None:
-    link = LinkView(bandwidth_bytes_per_s=1e6, latency_s=0.0, queued_bytes=500_000)
-    loaded = decode(pending=Pending(num_bytes=250_000))
-    idle_s = pair_cost(NEED, prefill(), decode(), link).transfer_head_s
-    assert pair_cost(NEED, prefill(), loaded, link).transfer_head_s == pytest.approx(idle_s + 0.25)
+    idle_s = pair(linked(bandwidth_bytes_per_s=1e6)).transfer_head_s
+    queued = LinkView(bandwidth_bytes_per_s=1e6, latency_s=0.0, queued_bytes=500_000)
+    loaded = decode(links={prefill().key: queued}, pending=Pending(num_bytes=250_000))
+    assert pair(loaded).transfer_head_s == pytest.approx(idle_s + 0.75)
 
 
 def test_prefill_on_a_decode_worker_harms_each_of_its_streams() -> None:
-    idle, busy = local_cost(NEED, decode()), local_cost(NEED, decode(num_running=3))
+    idle, busy = local(decode()), local(decode(num_running=3))
     assert idle.harm_s == 0.0
-    assert busy.harm_s == pytest.approx(3 * 1.0 + 3 * 100 / 1000)
-    assert pair_cost(NEED, prefill(), decode(num_running=3), LINK).harm_s == pytest.approx(0.3)
+    assert busy.harm_s == pytest.approx(3 * PREFILL_S + 3 * 100 * TOKEN_S)
+    assert pair(decode(num_running=3)).harm_s == pytest.approx(3 * 100 * TOKEN_S)
+
+
+def test_harm_follows_what_the_worker_learnt_of_its_steps() -> None:
+    known = decode(num_running=3, request_s=0.002, kv_token_s=1e-6)
+    assert pair(known).harm_s == pytest.approx(3 * 100 * (0.002 + 1050 * 1e-6))
 
 
 def test_a_free_slot_costs_no_wait_and_a_full_batch_does() -> None:
-    assert slot_wait_s(NEED, decode(num_running=3)) == 0.0
-    assert slot_wait_s(NEED, decode(num_running=4)) == pytest.approx(0.01 * 100 / 4)
+    assert pair(decode(num_running=3)).slot_wait_s == 0.0
+    assert pair(decode(num_running=4)).slot_wait_s == pytest.approx(0.01 * 100 / 4)
 
 
 def test_missing_blocks_cost_a_wait() -> None:
     full = decode(num_free_blocks=0, num_used_blocks=256)
-    assert slot_wait_s(NEED, full) == pytest.approx(63 * 1.0 / 256)
+    assert pair(full).slot_wait_s == pytest.approx(63 * 1.0 / 256)
+
+
+def test_leaving_the_sessions_workers_costs_a_share_of_the_computation() -> None:
+    assert pair().affinity_s == 0.0
+    half, whole = pair(num_strangers=1), pair(num_strangers=2)
+    assert whole.affinity_s == pytest.approx(AFFINITY_SHARE * PREFILL_S)
+    assert half.affinity_s == pytest.approx(whole.affinity_s / 2)
+    assert local(decode(), num_strangers=1).affinity_s == pytest.approx(whole.affinity_s)
 
 
 def test_nothing_measured_is_no_division_by_zero() -> None:
     blank = {"prefill_tokens_per_s": 0.0, "step_s": 0.0}
     link = LinkView(bandwidth_bytes_per_s=0.0, latency_s=0.0, queued_bytes=0)
-    assert pair_cost(NEED, prefill(**blank), decode(**blank), link).total_s > 0
-    assert local_cost(NEED, decode(**blank)).total_s > 0
+    taker = decode(links={prefill().key: link}, **blank)
+    assert pair(taker, prefill(**blank)).total_s > 0
+    assert local(taker).total_s > 0
+
+
+@pytest.mark.parametrize(
+    "taker", [decode(), decode(num_running=4), decode(num_free_blocks=0, num_used_blocks=9)]
+)
+def test_the_local_bound_is_one(taker: WorkerView) -> None:
+    part = decode_part(NEED, taker, num_cached=160)
+    bound_s = local_bound_s(NEED, taker, part, num_cached_decode=160)
+    assert bound_s <= local(taker, num_cached_decode=160, num_strangers=1).total_s
 
 
 def test_the_terms_are_complete() -> None:
-    cost = local_cost(NEED, decode(num_running=1))
+    cost = pair(decode(num_running=1), num_strangers=1)
     terms = cost.terms()
     assert terms["total_s"] == cost.total_s
     assert set(terms) == {
@@ -82,6 +129,8 @@ def test_the_terms_are_complete() -> None:
         "slot_wait_s",
         "transfer_head_s",
         "transfer_tail_s",
+        "affinity_s",
         "harm_s",
         "total_s",
     }
+    assert LINK.latency_s < terms["transfer_tail_s"]

@@ -3,41 +3,37 @@ import random
 from typing import Any
 
 import pytest
+from relevo.v1 import common_pb2
 
 from router.config import RouterConfig
 from router.dispatcher import Dispatcher, Route
 from router.errors import NeverFits, NoWorkers, QueueFull, RequestTimeout
-from router.prefix_index import PrefixIndex
 from router.prompt import Prompt
 from router.report import RequestReport
-from router.worker_view import DECODE, PREFILL, Pending, WorkerKey, WorkerView
+from router.request import RoutedRequest
+from router.waiting_queue import Place
+from router.worker_view import WorkerKey, WorkerView
 from tests.fakes import FakeClock
-from tests.unit.router.views import decode, prefill
+from tests.unit.router.views import FakeFleet, decode, prefill
+
+REQUEST = RoutedRequest(
+    request_id="r", token_ids=[1], sampling=common_pb2.SamplingParams(max_tokens=40)
+)
 
 
-class FakeState:
-    def __init__(self) -> None:
-        self.picks: list[Pending] = []
+class FakeStates:
+    """Any worker's state; the dispatcher only hands it on."""
 
-    def add_pick(self, pick_id: int, pending: Pending, *, now_s: float) -> None:
-        self.picks.append(pending)
+    def __getitem__(self, key: WorkerKey) -> WorkerKey:
+        return key
 
 
 class FakeWorkers:
     """Views that tests set."""
 
     def __init__(self, *views: WorkerView) -> None:
-        self.indexes = {PREFILL: PrefixIndex(), DECODE: PrefixIndex()}
-        self.current = list(views)
-        self.states: dict[WorkerKey, FakeState] = {}
-        for view in views:
-            self.indexes[view.pool].add_worker(view.key, limit=100)
-
-    def views(self, pool: str) -> list[WorkerView]:
-        return [view for view in self.current if view.pool == pool]
-
-    def get(self, key: WorkerKey) -> FakeState:
-        return self.states.setdefault(key, FakeState())
+        self.fleet = FakeFleet(*views)
+        self.fleet.states = FakeStates()  # type: ignore[attr-defined]
 
 
 def dispatcher(workers: FakeWorkers, clock: FakeClock | None = None, **config: Any) -> Dispatcher:
@@ -58,38 +54,19 @@ def prompt(num_tokens: int = 64) -> Prompt:
 async def choose(
     subject: Dispatcher, asked: Prompt, *, timeout_s: float = 5.0, is_admitted: bool = False
 ) -> Route:
-    return await subject.choose(
-        asked, excluded=frozenset(), timeout_s=timeout_s, is_admitted=is_admitted
-    )
+    place = Place(tenant="", priority=1, num_tokens=len(asked), is_admitted=is_admitted)
+    return await subject.choose(asked, place=place, excluded=frozenset(), timeout_s=timeout_s)
 
 
-async def test_a_choice_is_counted_on_both_workers_and_predicted_in_both_pools() -> None:
+async def test_a_choice_is_counted_and_named() -> None:
     workers = FakeWorkers(prefill(), decode())
-    subject = dispatcher(workers)
-    route = await choose(subject, prompt())
+    route = await choose(dispatcher(workers), prompt())
     assert 0 < route.transfer_id < 2**63
-    assert workers.get(prefill().key).picks == [Pending(num_requests=1, num_tokens=64)]
-    assert workers.get(decode().key).picks == [Pending(num_requests=1, num_bytes=64_000)]
-    assert [workers.indexes[pool].num_entries() for pool in (PREFILL, DECODE)] == [4, 4]
-    again = await choose(subject, prompt())
-    assert again.num_predicted_tokens == 64
-    # Until the worker tells of it, a predicted prefix is still counted as work.
-    assert workers.get(prefill().key).picks[-1].num_tokens == 64
-
-
-async def test_salts_keep_caches_apart() -> None:
-    workers = FakeWorkers(prefill(), decode())
-    subject = dispatcher(workers)
-    await choose(subject, prompt())
-    salted = Prompt(list(range(64)), cache_salt="tenant", num_output_tokens=10)
-    assert (await choose(subject, salted)).num_predicted_tokens == 0
-
-
-async def test_pools_may_cut_their_blocks_differently() -> None:
-    workers = FakeWorkers(prefill(block_size=32), decode(block_size=8))
-    subject = dispatcher(workers)
-    await choose(subject, prompt())
-    assert [workers.indexes[pool].num_entries() for pool in (PREFILL, DECODE)] == [2, 8]
+    assert (route.prefill, route.decode) == (prefill().key, decode().key)
+    assert {key: len(picks) for key, picks in workers.fleet.picks.items()} == {
+        prefill().key: 1,
+        decode().key: 1,
+    }
 
 
 async def test_before_the_first_readiness_it_refuses_and_later_it_waits() -> None:
@@ -97,15 +74,15 @@ async def test_before_the_first_readiness_it_refuses_and_later_it_waits() -> Non
     subject = dispatcher(workers)
     with pytest.raises(NoWorkers):
         await choose(subject, prompt())
-    workers.current = [prefill(), decode()]
+    workers.fleet.current = [prefill(), decode()]
     subject.workers_changed()
-    workers.current = []
+    workers.fleet.current = []
     waiting = asyncio.create_task(choose(subject, prompt()))
     await asyncio.sleep(0.01)
     assert subject.num_waiting == 1
-    workers.current = [prefill(), decode()]
+    workers.fleet.current = [prefill(), decode()]
     subject.workers_changed()
-    assert (await waiting).decode is workers.get(decode().key)
+    assert (await waiting).decode == decode().key
 
 
 async def test_the_end_of_a_wait_says_what_was_missing() -> None:
@@ -113,7 +90,7 @@ async def test_the_end_of_a_wait_says_what_was_missing() -> None:
     subject = dispatcher(workers)
     with pytest.raises(RequestTimeout):
         await choose(subject, prompt(), timeout_s=0.01)
-    workers.current = []
+    workers.fleet.current = []
     with pytest.raises(NoWorkers):
         await choose(subject, prompt(), timeout_s=0.01)
 
@@ -123,7 +100,7 @@ async def test_a_hopeless_deadline_is_refused_before_it_costs_anything() -> None
     subject = dispatcher(workers)
     with pytest.raises(QueueFull):
         await choose(subject, prompt(), timeout_s=5.0)
-    assert not any(state.picks for state in workers.states.values())
+    assert not workers.fleet.picks
     # What was admitted once is never refused.
     await choose(subject, prompt(), timeout_s=5.0, is_admitted=True)
 
@@ -144,13 +121,14 @@ async def test_the_retry_hint_follows_the_queue_and_what_requests_take() -> None
     assert subject.retry_after_s() == 1.0
     for _ in range(100):
         subject.learn(
+            REQUEST,
             RequestReport(
                 request_id="r",
                 num_prompt_tokens=1,
                 num_completion_tokens=40,
                 first_token_s=0.1,
                 elapsed_s=20.0,
-            )
+            ),
         )
     assert subject.retry_after_s() == pytest.approx(20.0, rel=0.01)
     assert subject.expected_tokens(1000) == 40

@@ -1,8 +1,19 @@
-"""Plain worker views for tests of cost and policy."""
+"""Plain worker views for tests of cost and policy, and a fleet made of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from router.worker_view import DECODE, PREFILL, LinkView, WorkerKey, WorkerView
+from router.prefix_index import PrefixIndex
+from router.worker_view import (
+    DECODE,
+    PREFILL,
+    LinkView,
+    Pending,
+    Pools,
+    WorkerKey,
+    WorkerView,
+    list_takers,
+)
 
 LINK = LinkView(bandwidth_bytes_per_s=1e8, latency_s=0.001, queued_bytes=0)
 FACTS: dict[str, Any] = {
@@ -16,6 +27,7 @@ FACTS: dict[str, Any] = {
     "prefill_tokens_per_s": 1000.0,
     "step_s": 0.01,
 }
+TOKEN_S = 1 / 1000.0 + 0.01 / 128  # of one prompt token on such a worker
 
 
 def prefill(number: int = 0, **facts: Any) -> WorkerView:
@@ -26,3 +38,27 @@ def decode(number: int = 0, *, peers: int = 1, **facts: Any) -> WorkerView:
     links = {WorkerKey(f"prefill-{n}", 1): LINK for n in range(peers)}
     key = WorkerKey(f"decode-{number}", 1)
     return WorkerView(key=key, pool=DECODE, **{**FACTS, "links": links, **facts})
+
+
+def pools(prefill: Sequence[WorkerView], decode: Sequence[WorkerView]) -> Pools:
+    return Pools(prefill=prefill, decode=decode, takers=list_takers(decode))
+
+
+class FakeFleet:
+    """Views that tests set."""
+
+    def __init__(self, *views: WorkerView) -> None:
+        self.indexes = {PREFILL: PrefixIndex(), DECODE: PrefixIndex()}
+        self.current = list(views)
+        self.picks: dict[WorkerKey, list[Pending]] = {}
+        for view in views:
+            self.indexes[view.pool].add_worker(view.key, limit=100, scheme=view.scheme)
+
+    def pools(self) -> Pools:
+        return pools(
+            [view for view in self.current if view.pool == PREFILL],
+            [view for view in self.current if view.pool == DECODE],
+        )
+
+    def add_pick(self, key: WorkerKey, pick_id: int, pending: Pending, *, now_s: float) -> None:
+        self.picks.setdefault(key, []).append(pending)
