@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kv_transfer.staging import block_views
+from kv_transfer.staging import block_parts
 
 _DIGEST_BYTES = 16
 
@@ -15,8 +15,8 @@ def range_digest(
 ) -> bytes:
     """Hash tokens [token_start, token_end) as they lie in the pool's blocks; any thread."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for _, _, view in block_views(pool, block_ids, token_start, token_end):
-        # [tokens, num_layers, 2, num_kv_heads, head_dim], token by token
-        tokens = view.contiguous().cpu()
+    for _, _, part in block_parts(pool, block_ids, token_start, token_end):
+        # [tokens, num_layers, 2, num_kv_heads, head_dim]: token by token, however long a block is
+        tokens = part.permute(2, 0, 1, 3, 4).contiguous().cpu()
         digest.update(tokens.view(torch.uint8).numpy().data)
     return digest.digest()

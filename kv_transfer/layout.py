@@ -9,14 +9,15 @@ request lies in `block_ids[t // block_size]` at offset `t % block_size`. All ran
                          40 ^                      ^ 110
 
 Pools with equal block sizes exchange whole blocks as slabs, contiguous [n, layers, 2, block, heads,
-dim]. Partly filled blocks, and all blocks of pools with unequal block sizes, travel in the
-canonical, token-granular layout [tokens, layers, 2, kv_heads, head_dim].
+dim]. Partly filled blocks, and all blocks of pools with unequal block sizes, travel in messages of
+the canonical, token-granular layout [layers, 2, tokens, kv_heads, head_dim].
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-LAYOUT_VERSION = 1
+# of the pool and of the messages; raised with every change of either
+LAYOUT_VERSION = 2
 
 _BYTES_PER_ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -87,40 +88,46 @@ class Piece:
 
 
 def split_range(
-    token_start: int, token_end: int, *, layout: KVLayout, can_use_slabs: bool, max_bytes: int
-) -> list[Piece]:
+    token_start: int, token_end: int, *, layout: KVLayout, peer_block_size: int, max_bytes: int
+) -> Iterator[Piece]:
     """Cut a range into messages of at most `max_bytes` each (at least one block or token).
 
-    Both sides cut alike: the result depends on what the two layouts share and, where slabs can be
-    used, the equal block size. Blocks that are whole travel as slabs, the others by tokens.
+    Both sides cut alike: the result depends on what the two layouts share and on both block sizes,
+    whichever is whose. Equal blocks that are whole travel as slabs, the others by tokens.
 
         block_size 32   |    block 1    |    block 2    |    block 3    |
         [40, 110)           [40 -- 64)  [64 --------- 96)[96 - 110)
                              tokens      slab             tokens
     """
-    if not can_use_slabs:
-        return list(_cut(token_start, token_end, 1, False, layout, max_bytes))
     size = layout.block_size
+    if size != peer_block_size:
+        # on the coarser grid, so that both sides copy whole blocks where they can
+        yield from _cut(token_start, token_end, max(size, peer_block_size), layout, max_bytes)
+        return
     # blocks [first, end) are whole; none of them when the range lies inside one block
     first, end = -(-token_start // size), token_end // size
     if first >= end:
-        return list(_cut(token_start, token_end, 1, False, layout, max_bytes))
-    return [
-        *_cut(token_start, first * size, 1, False, layout, max_bytes),
-        *_cut(first * size, end * size, size, True, layout, max_bytes),
-        *_cut(end * size, token_end, 1, False, layout, max_bytes),
-    ]
+        yield from _cut(token_start, token_end, size, layout, max_bytes)
+        return
+    yield from _cut(token_start, first * size, size, layout, max_bytes)
+    yield from _cut(first * size, end * size, size, layout, max_bytes, as_slabs=True)
+    yield from _cut(end * size, token_end, size, layout, max_bytes)
 
 
 def _cut(
     token_start: int,
     token_end: int,
-    grain: int,
-    as_slabs: bool,
+    grid: int,
     layout: KVLayout,
     max_bytes: int,
+    *,
+    as_slabs: bool = False,
 ) -> Iterator[Piece]:
-    step = max(1, max_bytes // (layout.bytes_per_token * grain)) * grain
-    for start in range(token_start, token_end, step):
-        end = min(start + step, token_end)
+    max_tokens = max(1, max_bytes // layout.bytes_per_token)
+    # pieces end on multiples of the step; a block too large for one is cut only by tokens
+    step = max_tokens // grid * grid or (grid if as_slabs else max_tokens)
+    start = token_start
+    while start < token_end:
+        end = min((start // step + 1) * step, token_end)
         yield Piece(start, end, (end - start) * layout.bytes_per_token, as_slabs)
+        start = end

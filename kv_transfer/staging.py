@@ -1,8 +1,9 @@
-"""Pool blocks to messages and back: one copy on each side, into or out of memory the link owns.
+"""Pool blocks to messages and back, through memory the link owns where that is needed.
 
-A range travels as pieces through a ring of buffers, so that the next piece is copied while the one
-before is on its way. Only the receiver's own thread writes pool blocks, never the network: an
-aborted receive can spoil a buffer, not the pool.
+A range travels as pieces, several of them posted at once, so that one is copied while others are on
+their way. Blocks that lie side by side are sent from where they lie: they are held until the send
+has ended. On the other side only the receiver's own thread writes pool blocks, never the network:
+an aborted receive can spoil a buffer, not the pool.
 """
 
 import time
@@ -16,10 +17,11 @@ import torch
 from kv_transfer.backend import Operation
 from kv_transfer.layout import KVLayout, Piece, block_range, split_range
 
-# Two pieces in flight keep the wire busy while a third is copied.
-_NUM_BUFFERS = 3
-# Large enough to hide a round trip, small enough to stay in the last-level cache.
-PIECE_BYTES = 4 << 20
+# Enough pieces in flight to hide what posting and waiting cost.
+_NUM_BUFFERS = 6
+# All buffers together stay in the last-level cache. A block of this size or more is a piece of its
+# own, so that it never has to be gathered.
+PIECE_BYTES = 1 << 20
 
 
 class PostingLink(Protocol):
@@ -52,10 +54,13 @@ class Staging:
 
     def __init__(self, pool: torch.Tensor, *, ours: KVLayout, theirs: KVLayout) -> None:
         self._pool = pool  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+        # the same memory as bytes: [num_blocks, bytes of a block]
+        self._blocks = pool.view(torch.uint8).view(len(pool), -1)
         self._layout = ours
-        self.can_use_slabs = ours.block_size == theirs.block_size
-        unit = ours.bytes_per_block if self.can_use_slabs else ours.bytes_per_token
-        self._buffer_bytes = max(PIECE_BYTES // unit, 1) * unit
+        self._peer_block_size = theirs.block_size
+        can_use_slabs = ours.block_size == theirs.block_size
+        unit = ours.bytes_per_block if can_use_slabs else ours.bytes_per_token
+        self._buffer_bytes = max(PIECE_BYTES, unit)
         self._buffers: list[torch.Tensor] = []
 
     def send_range(
@@ -67,7 +72,7 @@ class Staging:
         """
 
         def post(piece: Piece, buffer: torch.Tensor) -> Operation:
-            run = None if alter else self._consecutive_blocks(order, piece, link.device)
+            run = None if alter else self._side_by_side(order, piece, link.device)
             if run is not None:
                 # the blocks lie side by side: they travel as they lie
                 return link.send(run)
@@ -113,8 +118,8 @@ class Staging:
             order.token_start,
             order.token_end,
             layout=self._layout,
-            can_use_slabs=self.can_use_slabs,
-            max_bytes=self._buffer_bytes,
+            peer_block_size=self._peer_block_size,
+            max_bytes=PIECE_BYTES,
         )
         posted: deque[tuple[Piece, torch.Tensor, Operation]] = deque()
         try:
@@ -130,7 +135,7 @@ class Staging:
             link.abort(f"operation failed: {error}")
             _drain([operation for _, _, operation in posted], deadline)
             raise
-        return sum(piece.num_bytes for piece in pieces)
+        return (order.token_end - order.token_start) * self._layout.bytes_per_token
 
     @staticmethod
     def _complete_oldest(
@@ -154,73 +159,67 @@ class Staging:
             )
         return self._buffers[number % _NUM_BUFFERS]
 
-    def _consecutive_blocks(
+    def _side_by_side(
         self, order: RangeOrder, piece: Piece, device: torch.device
     ) -> torch.Tensor | None:
         if not piece.as_slabs or self._pool.device.type != device.type:
             return None
         runs = list(self._runs(order, piece))
-        if len(runs) > 1:
-            return None
-        _, pool_start, length = runs[0]
-        return self._pool[pool_start : pool_start + length].view(torch.uint8).view(-1)
+        return runs[0][1].view(-1) if len(runs) == 1 else None
 
-    def _runs(self, order: RangeOrder, piece: Piece) -> Iterator[tuple[int, int, int]]:
-        """Yield (index in the piece, first block id, length) of blocks that lie side by side."""
+    def _runs(self, order: RangeOrder, piece: Piece) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (index in the piece, bytes [n, block]) of each n blocks that lie side by side."""
         first, end = block_range(piece.token_start, piece.token_end, self._layout.block_size)
         ids = order.block_ids[first:end]
         start = 0
         for index in range(1, len(ids) + 1):
             if index == len(ids) or ids[index] != ids[index - 1] + 1:
-                yield start, ids[start], index - start
+                yield start, self._blocks[ids[start] : ids[index - 1] + 1]
                 start = index
 
     def _gather(self, order: RangeOrder, piece: Piece, buffer: torch.Tensor) -> None:
-        if piece.as_slabs:
-            slabs = self._as_slabs(buffer)
-            for index, block, length in self._runs(order, piece):
-                slabs[index : index + length].copy_(self._pool[block : block + length])
-        else:
-            for staged, view in self._token_views(order, piece, buffer):
-                staged.copy_(view)
+        for staged, view in self._views(order, piece, buffer):
+            staged.copy_(view)
         self._synchronize()
 
     def _scatter(self, order: RangeOrder, piece: Piece, buffer: torch.Tensor) -> None:
-        if piece.as_slabs:
-            slabs = self._as_slabs(buffer)
-            for index, block, length in self._runs(order, piece):
-                self._pool[block : block + length].copy_(slabs[index : index + length])
-        else:
-            for staged, view in self._token_views(order, piece, buffer):
-                view.copy_(staged)
+        for staged, view in self._views(order, piece, buffer):
+            view.copy_(staged)
         self._synchronize()
 
-    def _as_slabs(self, buffer: torch.Tensor) -> torch.Tensor:
-        # n slabs: [n, num_layers, 2, block_size, num_kv_heads, head_dim]
-        return buffer.view(self._pool.dtype).view(-1, *self._pool.shape[1:])
+    def _views(
+        self, order: RangeOrder, piece: Piece, buffer: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each part of a message beside the part of the pool it stands for."""
+        if not piece.as_slabs:
+            yield from self._token_views(order, piece, buffer)
+            return
+        slabs = buffer.view(-1, self._blocks.shape[1])
+        for index, blocks in self._runs(order, piece):
+            yield slabs[index : index + len(blocks)], blocks
 
     def _token_views(
         self, order: RangeOrder, piece: Piece, buffer: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        # staged: [tokens, num_layers, 2, num_kv_heads, head_dim] in canonical order
+        # staged: [num_layers, 2, tokens, num_kv_heads, head_dim] in canonical order
         _, layers, two, _, heads, dim = self._pool.shape
-        staged = buffer.view(self._pool.dtype).view(-1, layers, two, heads, dim)
-        for start, end, block in block_views(
+        staged = buffer.view(self._pool.dtype).view(layers, two, -1, heads, dim)
+        for start, end, part in block_parts(
             self._pool, order.block_ids, piece.token_start, piece.token_end
         ):
-            yield staged[start - piece.token_start : end - piece.token_start], block
+            yield staged[:, :, start - piece.token_start : end - piece.token_start], part
 
     def _synchronize(self) -> None:
         if self._pool.device.type == "cuda":
             torch.cuda.current_stream(self._pool.device).synchronize()
 
 
-def block_views(
+def block_parts(
     pool: torch.Tensor, block_ids: Sequence[int], token_start: int, token_end: int
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yield (start, end, view) for each block that holds a part of [token_start, token_end).
 
-    The view is token-granular: [end - start, num_layers, 2, num_kv_heads, head_dim].
+    The view is [num_layers, 2, end - start, num_kv_heads, head_dim].
 
         tokens   32      40            64    70            96      [40, 70) with block_size 32:
         block     |-----------1---------|-----------2------|       (40, 64, block 1 from offset 8)
@@ -232,9 +231,7 @@ def block_views(
         start = max(token_start, index * block_size)
         end = min(token_end, (index + 1) * block_size)
         offset = start - index * block_size
-        # part of the block: [num_layers, 2, tokens, num_kv_heads, head_dim]
-        part = pool[block_ids[index], :, :, offset : offset + end - start]
-        yield start, end, part.permute(2, 0, 1, 3, 4)
+        yield start, end, pool[block_ids[index], :, :, offset : offset + end - start]
 
 
 def _drain(operations: Sequence[Operation], deadline: float) -> None:

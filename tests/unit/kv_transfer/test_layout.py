@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.digest import range_digest
 from kv_transfer.layout import block_range, incompatibility, split_range
-from kv_transfer.staging import block_views
+from kv_transfer.staging import block_parts
 from tests.unit.kv_transfer.fakes import make_layout, make_pool, tokens_of
 
 
@@ -17,14 +17,22 @@ from tests.unit.kv_transfer.fakes import make_layout, make_pool, tokens_of
     start=st.integers(0, 200),
     length=st.integers(1, 200),
     block_size=st.integers(1, 40),
-    can_use_slabs=st.booleans(),
+    peer_block_size=st.one_of(st.none(), st.integers(1, 40)),
     max_bytes=st.integers(1, 100_000),
 )
-def test_pieces_cover_the_range_once(start, length, block_size, can_use_slabs, max_bytes) -> None:
+def test_pieces_cover_the_range_once_and_both_sides_cut_alike(
+    start, length, block_size, peer_block_size, max_bytes
+) -> None:
     layout = make_layout(block_size)
-    pieces = split_range(
-        start, start + length, layout=layout, can_use_slabs=can_use_slabs, max_bytes=max_bytes
+    peer_block_size = peer_block_size or block_size
+    can_use_slabs = peer_block_size == block_size
+    theirs = make_layout(peer_block_size)
+    end = start + length
+    pieces, same_pieces = (
+        list(split_range(start, end, layout=one, peer_block_size=other, max_bytes=max_bytes))
+        for one, other in ((layout, peer_block_size), (theirs, block_size))
     )
+    assert pieces == same_pieces
     assert pieces[0].token_start == start
     assert pieces[-1].token_end == start + length
     for before, after in itertools.pairwise(pieces):
@@ -48,9 +56,9 @@ def test_views_and_digests_do_not_depend_on_the_block_size(start, length, block_
     block_ids = list(reversed(range(100)))
     end = start + length
     for (_, _, source), token in zip(
-        block_views(tokens, one_token_ids, start, end), range(start, end), strict=True
+        block_parts(tokens, one_token_ids, start, end), range(start, end), strict=True
     ):
-        for _, _, target in block_views(pool, block_ids, token, token + 1):
+        for _, _, target in block_parts(pool, block_ids, token, token + 1):
             target.copy_(source)
     assert torch.equal(
         tokens_of(tokens, one_token_ids, end)[start:], tokens_of(pool, block_ids, end)[start:]
@@ -59,7 +67,7 @@ def test_views_and_digests_do_not_depend_on_the_block_size(start, length, block_
         pool, block_ids, start, end
     )
     first, last = block_range(start, end, block_size)
-    assert len(list(block_views(pool, block_ids, start, end))) == last - first
+    assert len(list(block_parts(pool, block_ids, start, end))) == last - first
 
 
 def test_only_the_block_size_may_differ() -> None:
