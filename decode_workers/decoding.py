@@ -28,7 +28,13 @@ from engine.engine_thread import EngineFailedError, EngineStoppedError
 from engine.request import FinishReason, Request, RequestOutput
 from engine.request_stream import RequestStream
 from faults.plan import fault_point_async
-from kv_transfer.control import PeerInfo, TransferControl, TransferFailedError, WorkerRef
+from kv_transfer.control import (
+    CommitChoice,
+    PeerInfo,
+    TransferControl,
+    TransferFailedError,
+    WorkerRef,
+)
 from kv_transfer.link_dialer import LinkDialer
 from kv_transfer.receiver import KVReceiver, Received, ReceiveOrder
 from rpc.admission import Admission, Leg
@@ -124,7 +130,7 @@ class Decoding:
         try:
             async for output in self._checked(stream, leg, trace):
                 # The router counts tokens; progress without any is of no use to it.
-                if output.token_ids or output.finish_reason is not None:
+                if output.token_ids or output.finish_reason or output.prompt_logprobs:
                     yield output
         finally:
             stream.close()
@@ -149,16 +155,15 @@ class Decoding:
         choice = received.commit.choices[0]
         if choice.finish_reason:
             reason = FinishReason(choice.finish_reason)
-            yield _first_output(request, num_tokens, token_id=choice.token_id, finish_reason=reason)
+            yield _first_output(request, num_tokens, choice=choice, finish_reason=reason)
             return
         stream = self._engine_loop.open_stream(request.request_id)
         try:
-            last = await self._engine_loop.call(
+            await self._engine_loop.call(
                 lambda engine: engine.activate(request.request_id, choice.token_id)
             )
-            if last is None:
-                # The engine says nothing about a token it did not sample.
-                yield _first_output(request, num_tokens, token_id=choice.token_id)
+            # The engine says nothing about a token it did not sample, unless that ends the request.
+            yield _first_output(request, num_tokens, choice=choice)
             async for output in self._checked(stream, leg, trace):
                 yield output
         finally:
@@ -220,14 +225,15 @@ def _first_output(
     request: Request,
     position: int,
     *,
-    token_id: int | None = None,
+    choice: CommitChoice | None = None,
     finish_reason: FinishReason | None = None,
 ) -> RequestOutput:
     """What the engine did not say: the peer's first token, or that there will be none."""
     return RequestOutput(
         request_id=request.request_id,
         start_position=position,
-        token_ids=() if token_id is None else (token_id,),
+        token_ids=() if choice is None else (choice.token_id,),
+        logprobs=() if choice is None or choice.logprobs is None else (choice.logprobs,),
         num_computed_tokens=position,
         num_cached_tokens=request.num_cached_tokens,
         finish_reason=finish_reason,

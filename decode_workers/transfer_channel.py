@@ -20,6 +20,7 @@ from kv_transfer.control import (
     WorkerRef,
 )
 from rpc.engine_request import finish_reason_from_proto
+from rpc.logprobs import first_logprobs
 from rpc.mirror import from_message, to_message
 
 _VERDICTS = {
@@ -112,6 +113,7 @@ def _commit_of(commit: prefill_pb2.TransferResponse.Commit) -> Commit:
                 index=choice.index,
                 token_id=choice.token_id,
                 finish_reason=finish_reason_from_proto(choice.finish_reason) or "",
+                logprobs=first_logprobs(choice.logprobs),
             )
             for choice in commit.choices
         ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from engine.token_logprobs import TokenLogprobs
 from kv_transfer.layout import KVLayout
 
 
@@ -134,6 +135,7 @@ class CommitChoice:
     index: int = 0
     token_id: int
     finish_reason: str = ""
+    logprobs: TokenLogprobs | None = None  # of the token, when they are wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,7 +179,9 @@ class HandOver:
         self._sender.offer(order.transfer_id, num_tokens, block_ids)
         if output.token_ids:
             choice = CommitChoice(
-                token_id=output.token_ids[0], finish_reason=output.finish_reason or ""
+                token_id=output.token_ids[0],
+                finish_reason=output.finish_reason or "",
+                logprobs=output.logprobs[0] if output.logprobs else None,
             )
             self._sender.commit(order.transfer_id, Commit(num_tokens=num_tokens, choices=(choice,)))
 

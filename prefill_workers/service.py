@@ -11,6 +11,7 @@ from relevo.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 from engine.request import FinishReason, RequestOutput, RequestTimings
 from kv_transfer.control import (
     Commit,
+    CommitChoice,
     ControlClosedError,
     FetchOrder,
     FetchVerdict,
@@ -26,6 +27,7 @@ from prefill_workers.hand_over import HandOver, PrefillOrder
 from prefill_workers.link_channel import AcceptedLinkChannel, OpenLinkContext
 from rpc import engine_request
 from rpc.errors import InvalidRequestError, StaleWorkerError, UnknownTransferError
+from rpc.logprobs import logprobs_to_proto
 from rpc.mirror import from_message, to_message
 
 MAX_HOLD_S = 600.0
@@ -153,7 +155,9 @@ def _to_prefill_responses(output: RequestOutput) -> Iterator[prefill_pb2.Prefill
             num_cached_tokens=output.num_cached_tokens,
         )
     )
-    if output.token_ids or output.finish_reason is not None:
+    if output.prompt_logprobs is not None and not output.token_ids:
+        yield response(tokens=engine_request.output_to_tokens(output))
+    elif output.token_ids or output.finish_reason is not None:
         timings = engine_request.timings_to_proto(output.timings or RequestTimings())
         yield response(tokens=engine_request.output_to_tokens(output), timings=timings)
 
@@ -162,18 +166,22 @@ def _to_transfer_response(message: TransferMessage) -> prefill_pb2.TransferRespo
     response = prefill_pb2.TransferResponse
     if not isinstance(message, Commit):
         return response(offer=response.Offer(num_tokens=message.num_tokens))
-    choices = [
-        response.Choice(
-            index=choice.index,
-            token_id=choice.token_id,
-            finish_reason=_finish_reason_number(choice.finish_reason),
-        )
-        for choice in message.choices
-    ]
+    choices = [_to_choice(choice, position=message.num_tokens) for choice in message.choices]
     digests = [to_message(prefill_pb2.ChunkDigest, each) for each in message.digests]
     return response(
         commit=response.Commit(num_tokens=message.num_tokens, choices=choices, digests=digests)
     )
+
+
+def _to_choice(choice: CommitChoice, *, position: int) -> prefill_pb2.TransferResponse.Choice:
+    message = prefill_pb2.TransferResponse.Choice(
+        index=choice.index,
+        token_id=choice.token_id,
+        finish_reason=_finish_reason_number(choice.finish_reason),
+    )
+    if choice.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_proto(position, [choice.logprobs]))
+    return message
 
 
 def _finish_reason_number(finish_reason: str) -> common_pb2.FinishReason:

@@ -21,10 +21,11 @@ from relevo.v1 import common_pb2, decode_pb2, prefill_pb2
 
 from router.failures import failure_of, failure_on
 from router.legs import AttemptPlan, open_decode, open_prefill
-from router.request import FinishReason
+from router.logprobs import read_logprobs
+from router.request import FinishReason, TokenBatch
 from router.retry import Failure
 from router.timeline import AttemptRecord
-from router.token_merger import TokenGapError, TokenMerger
+from router.token_merger import TokenGapError, TokenMerger, TokenPiece
 from router.worker_state import WorkerState
 from router.worker_view import WorkerKey
 from rpc.channel import ChannelPool
@@ -43,7 +44,7 @@ _LOGGER = logging.getLogger(__name__)
 class Deliver(Protocol):
     """Hands tokens to the consumer; must not block."""
 
-    def __call__(self, token_ids: list[int], finish_reason: FinishReason | None) -> None:
+    def __call__(self, batch: TokenBatch) -> None:
         """With a finish reason it is the last call."""
         ...
 
@@ -178,7 +179,8 @@ class Attempt:
             self._record.num_cached_tokens = max(self._record.num_cached_tokens, num_cached)
         else:
             self._take_tokens(response.tokens, worker)
-            self._prefill_over.set()
+            if response.tokens.token_ids or response.tokens.finish_reason:
+                self._prefill_over.set()
 
     # Decode.
 
@@ -222,7 +224,11 @@ class Attempt:
             return
         # Only Prefill's token can still fill a gap before what the decode worker sends.
         may_wait = worker is self._plan.decode and not self._prefill_over.is_set()
-        added = self._merger.add(tokens.start_position, tokens.token_ids, may_wait=may_wait)
+        if tokens.HasField("prompt_logprobs"):
+            prompt = tokens.prompt_logprobs
+            self._merger.add_prompt_logprobs(prompt.start_position, read_logprobs(prompt))
+        piece = TokenPiece(tokens.start_position, tokens.token_ids, read_logprobs(tokens.logprobs))
+        added = self._merger.add(piece, may_wait=may_wait)
         reason = FINISH_REASONS.get(tokens.finish_reason)
         if tokens.finish_reason and reason is None:
             self._deliver_new(added, None)
@@ -234,7 +240,7 @@ class Attempt:
 
     def _deliver_new(self, added: list[int], finish_reason: FinishReason | None) -> None:
         if added or finish_reason is not None:
-            self._deliver(added, finish_reason)
+            self._deliver(self._merger.newest(len(added), finish_reason))
         if finish_reason is not None:
             self._settle(finish_reason)
 

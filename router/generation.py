@@ -46,7 +46,7 @@ class Generation:
         self._running = running
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
-        self._buffer: list[int] = []
+        self._buffer = TokenBatch([])
         self._finish_reason: FinishReason | None = None
         self._is_finish_taken = False
         self._error: BaseException | None = None
@@ -65,7 +65,7 @@ class Generation:
 
     async def __anext__(self) -> TokenBatch:
         while True:
-            if self._buffer or (self._finish_reason and not self._is_finish_taken):
+            if self._buffer.token_ids or (self._finish_reason and not self._is_finish_taken):
                 return self._take_batch()
             if self._error is not None:
                 error, self._error = self._error, None
@@ -88,7 +88,7 @@ class Generation:
         # A task that was cancelled before its first step has run none of its code.
         self._end(None, self._close_reason)
         if not self._is_stopped:
-            self._buffer.clear()
+            self._buffer = TokenBatch([])
             self._error = None
         self._is_over = True
         self._wake.set()
@@ -99,24 +99,24 @@ class Generation:
         await self.aclose()
 
     def _take_batch(self) -> TokenBatch:
-        token_ids, self._buffer = self._buffer, []
+        batch, self._buffer = self._buffer, TokenBatch([])
         self._is_finish_taken = self._finish_reason is not None
-        return TokenBatch(token_ids, self._finish_reason)
+        return batch
 
     def _start(self) -> None:
         if self._task is None:
             self._running.add(self)
             self._task = asyncio.create_task(self._serve(), name="router-request")
 
-    def _deliver(self, token_ids: list[int], finish_reason: FinishReason | None) -> None:
-        if token_ids:
+    def _deliver(self, batch: TokenBatch) -> None:
+        if num_tokens := len(batch.token_ids):
             if (since_last_s := self._timeline.since_last_token_s()) is not None:
-                self._metrics.tokens_arrived(len(token_ids), since_last_s)
-            self._timeline.add_tokens(len(token_ids))
-            self._buffer += token_ids
-        if finish_reason is not None:
-            self._timeline.end(finish_reason.value)
-            self._finish_reason = finish_reason
+                self._metrics.tokens_arrived(num_tokens, since_last_s)
+            self._timeline.add_tokens(num_tokens)
+        if batch.finish_reason is not None:
+            self._timeline.end(batch.finish_reason.value)
+            self._finish_reason = batch.finish_reason
+        self._buffer = self._buffer.joined(batch) if self._buffer.token_ids else batch
         self._wake.set()
 
     async def _serve(self) -> None:

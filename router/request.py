@@ -1,11 +1,13 @@
 """What the ingress hands to the router, and what it gets back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from opentelemetry.context import Context
 from relevo.v1 import common_pb2, state_pb2
+
+from router.logprobs import TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -38,6 +40,18 @@ class TokenBatch:
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids, when wanted
+    # Of the prompt but for its first token, when wanted; with the first tokens.
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def joined(self, later: "TokenBatch") -> "TokenBatch":
+        """Return both as one."""
+        return TokenBatch(
+            self.token_ids + later.token_ids,
+            later.finish_reason,
+            self.logprobs + later.logprobs,
+            self.prompt_logprobs + later.prompt_logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

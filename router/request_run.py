@@ -25,7 +25,7 @@ from router.dispatcher import Dispatcher, Route
 from router.failures import raise_if_final
 from router.legs import AttemptPlan, release_prefill
 from router.prompt import Prompt
-from router.request import FinishReason, RoutedRequest
+from router.request import FinishReason, RoutedRequest, TokenBatch
 from router.request_metrics import RequestMetrics
 from router.retry import Failure, RetryBudget
 from router.timeline import Timeline
@@ -65,7 +65,11 @@ class RequestRun:
         self._timeline = timeline
         self._deadline_s = deadline_s
         self._budget = services.new_budget()
-        self._merger = TokenMerger(len(request.token_ids))
+        self._merger = TokenMerger(
+            len(request.token_ids),
+            has_logprobs=request.sampling.HasField("num_logprobs"),
+            has_prompt_logprobs=request.sampling.HasField("num_prompt_logprobs"),
+        )
         self._epoch = 0
         self.num_predicted_tokens = 0  # of the first routing
 
@@ -79,7 +83,7 @@ class RequestRun:
             pause_s = self._recover(result)
             if len(self._merger.output) >= self._request.sampling.max_tokens > 0:
                 # The last token came, only the message that says so was lost.
-                deliver([], FinishReason.LENGTH)
+                deliver(TokenBatch([], FinishReason.LENGTH))
                 return
             await asyncio.sleep(pause_s)
 
@@ -165,7 +169,7 @@ class RequestRun:
 
     def _engine_request(self) -> common_pb2.EngineRequest:
         request = self._request
-        return common_pb2.EngineRequest(
+        message = common_pb2.EngineRequest(
             request_id=self._attempt_id(),
             token_ids=[*request.token_ids, *self._merger.output],
             num_prompt_tokens=len(request.token_ids),
@@ -173,6 +177,10 @@ class RequestRun:
             cache_salt=request.cache_salt,
             request_label=request.request_label,
         )
+        if not self._merger.lacks_prompt_logprobs:
+            # What has been told need not be computed again: a replay may use a cache.
+            message.sampling_params.ClearField("num_prompt_logprobs")
+        return message
 
     def _attempt_id(self) -> str:
         # A worker that tries again may still hold what it had of the attempt before.

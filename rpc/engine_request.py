@@ -10,6 +10,7 @@ from relevo.v1 import common_pb2
 from engine.request import FinishReason, Request, RequestOutput, RequestTimings
 from engine.sampling.params import SamplingParams
 from rpc.errors import InvalidRequestError
+from rpc.logprobs import logprobs_to_proto
 
 _FINISH_REASONS: Final = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -38,6 +39,14 @@ def to_proto(request: Request) -> common_pb2.EngineRequest:
             min_tokens=params.min_tokens,
             stop_token_ids=params.stop_token_ids,
             ignore_eos=params.ignore_eos,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=params.logit_bias,
+            bad_words=[common_pb2.TokenSequence(token_ids=word) for word in params.bad_words],
+            allowed_token_ids=params.allowed_token_ids,
+            num_logprobs=params.num_logprobs,
+            num_prompt_logprobs=params.num_prompt_logprobs,
         ),
         cache_salt=request.cache_salt,
         request_label=request.request_label,
@@ -53,19 +62,8 @@ def from_proto(message: common_pb2.EngineRequest, *, hand_over: bool = False) ->
         raise InvalidRequestError(
             f"Got {num_prompt_tokens = } but expected a number in [1, {num_tokens = }]"
         )
-    params = message.sampling_params
     try:
-        sampling_params = SamplingParams(
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed,
-            min_tokens=params.min_tokens,
-            stop_token_ids=tuple(params.stop_token_ids),
-            ignore_eos=params.ignore_eos,
-        )
+        sampling_params = _params_from_proto(message.sampling_params)
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
     return Request(
@@ -76,6 +74,29 @@ def from_proto(message: common_pb2.EngineRequest, *, hand_over: bool = False) ->
         cache_salt=message.cache_salt,
         request_label=message.request_label,
         hand_over=hand_over,
+    )
+
+
+def _params_from_proto(params: common_pb2.SamplingParams) -> SamplingParams:
+    has_prompt_logprobs = params.HasField("num_prompt_logprobs")
+    return SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        min_tokens=params.min_tokens,
+        stop_token_ids=tuple(params.stop_token_ids),
+        ignore_eos=params.ignore_eos,
+        repetition_penalty=params.repetition_penalty or 1.0,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        bad_words=tuple(tuple(word.token_ids) for word in params.bad_words),
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        num_logprobs=params.num_logprobs if params.HasField("num_logprobs") else None,
+        num_prompt_logprobs=params.num_prompt_logprobs if has_prompt_logprobs else None,
     )
 
 
@@ -94,12 +115,18 @@ def finish_reason_from_proto(number: common_pb2.FinishReason) -> FinishReason | 
 
 def output_to_tokens(output: RequestOutput) -> common_pb2.Tokens:
     """Return the tokens message of one engine output."""
-    return common_pb2.Tokens(
+    tokens = common_pb2.Tokens(
         start_position=output.start_position,
         token_ids=output.token_ids,
         finish_reason=finish_reason_to_proto(output.finish_reason),
         error=output.error or "",
     )
+    if output.logprobs:
+        tokens.logprobs.CopyFrom(logprobs_to_proto(output.start_position, output.logprobs))
+    if (prompt := output.prompt_logprobs) is not None:
+        message = logprobs_to_proto(prompt.start_position, prompt.entries)
+        tokens.prompt_logprobs.CopyFrom(message)
+    return tokens
 
 
 def timings_to_proto(timings: RequestTimings) -> common_pb2.WorkerTimings:

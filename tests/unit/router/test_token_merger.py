@@ -2,36 +2,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.token_merger import TokenGapError, TokenMerger
+from router.token_merger import TokenGapError, TokenMerger, TokenPiece
 
 
 def test_repeats_are_dropped() -> None:
     merger = TokenMerger(3)
-    assert merger.add(3, [7], may_wait=False) == [7]
-    assert merger.add(3, [7, 8], may_wait=False) == [8]
-    assert merger.add(3, [7], may_wait=False) == []
+    assert merger.add(TokenPiece(3, [7]), may_wait=False) == [7]
+    assert merger.add(TokenPiece(3, [7, 8]), may_wait=False) == [8]
+    assert merger.add(TokenPiece(3, [7]), may_wait=False) == []
     assert merger.output == [7, 8]
 
 
 def test_a_gap_fails_when_nobody_can_fill_it() -> None:
     merger = TokenMerger(3)
     with pytest.raises(TokenGapError):
-        merger.add(4, [8], may_wait=False)
+        merger.add(TokenPiece(4, [8]), may_wait=False)
 
 
 def test_early_tokens_wait_for_the_first() -> None:
     merger = TokenMerger(3)
-    assert merger.add(4, [8], may_wait=True) == []
-    assert merger.add(5, [9], may_wait=True) == []
+    assert merger.add(TokenPiece(4, [8]), may_wait=True) == []
+    assert merger.add(TokenPiece(5, [9]), may_wait=True) == []
     assert merger.has_early
-    assert merger.add(3, [7], may_wait=False) == [7, 8, 9]
+    assert merger.add(TokenPiece(3, [7]), may_wait=False) == [7, 8, 9]
     assert not merger.has_early
     merger.close_gap()
 
 
 def test_early_tokens_without_the_first_are_a_gap() -> None:
     merger = TokenMerger(3)
-    merger.add(4, [8], may_wait=True)
+    merger.add(TokenPiece(4, [8]), may_wait=True)
     with pytest.raises(TokenGapError):
         merger.close_gap()
     merger.start_attempt()
@@ -40,14 +40,14 @@ def test_early_tokens_without_the_first_are_a_gap() -> None:
 
 def test_a_different_repeat_is_an_error() -> None:
     merger = TokenMerger(3)
-    merger.add(3, [7], may_wait=False)
+    merger.add(TokenPiece(3, [7]), may_wait=False)
     with pytest.raises(TokenGapError):
-        merger.add(3, [6], may_wait=False)
+        merger.add(TokenPiece(3, [6]), may_wait=False)
 
 
 def test_a_position_inside_the_prompt_is_an_error() -> None:
     with pytest.raises(TokenGapError):
-        TokenMerger(3).add(2, [1], may_wait=False)
+        TokenMerger(3).add(TokenPiece(2, [1]), may_wait=False)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=20))
@@ -57,5 +57,5 @@ def test_any_overlapping_messages_give_the_output_once(messages: list[tuple[int,
     got: list[int] = []
     for num_repeated, length in messages:
         start = max(len(got) - num_repeated, 0)
-        got += merger.add(5 + start, truth[start : start + length], may_wait=False)
+        got += merger.add(TokenPiece(5 + start, truth[start : start + length]), may_wait=False)
         assert got == truth[: len(got)] == merger.output
