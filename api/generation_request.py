@@ -8,6 +8,7 @@ from relevo.v1 import common_pb2
 
 from api.errors import ApiError, Verdict, invalid, show
 from api.parameter_checks import (
+    MAX_INT32,
     MAX_STOP_TOKEN_IDS,
     Values,
     read_flag,
@@ -47,6 +48,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     cache_salt: str = ""
+    priority: int = 0  # lower is served earlier, and may preempt what is higher
 
     def to_sampling_params(self) -> common_pb2.SamplingParams:
         """Return what an engine needs of it: everything but the text."""
@@ -112,6 +114,7 @@ def validate(
         stop_token_ids=_read_stop_token_ids(values, limits.vocab_size),
         ignore_eos=read_flag(values, "ignore_eos"),
         cache_salt=_read_cache_salt(values),
+        priority=read_integer(values, "priority", low=-MAX_INT32 - 1) or 0,
     )
 
 

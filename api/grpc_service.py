@@ -31,6 +31,7 @@ _OPTIONAL_FIELDS = (
     "max_tokens",
     "min_tokens",
     "cache_salt",
+    "priority",
 )
 _FINISH_REASONS = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,

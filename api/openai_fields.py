@@ -26,6 +26,7 @@ _SAMPLING = frozenset(
         "stop_token_ids",
         "ignore_eos",
         "cache_salt",
+        "priority",
         "stream",
         "stream_options",
     }
@@ -76,7 +77,6 @@ UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "prediction": (),
     "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_logprobs": (0, False),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),

@@ -81,6 +81,7 @@ class Serving:
                 sampling=request.to_sampling_params(),
                 cache_salt=request.cache_salt,
                 request_label=request_label,
+                priority=request.priority,
                 timeout_s=min(
                     timeout_s or self.config.request_timeout_s, self.config.request_timeout_s
                 ),

@@ -156,7 +156,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a step might do something."""
-        queues = self._scheduler
+        queues = self._scheduler.queues
         return bool(queues.running or queues.waiting or queues.activated)
 
     @torch.inference_mode()
@@ -211,17 +211,17 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """How busy the engine is."""
-        queues = self._scheduler
+        queues = self._scheduler.queues
         return EngineLoad(
             num_running=len(queues.running),
             num_waiting=len(queues.waiting) + len(queues.activated),
             num_waiting_for_kv=len(queues.waiting_for_kv),
             num_held_requests=len(queues.held),
-            num_waiting_uncached_tokens=queues.num_uncached_tokens(),
+            num_waiting_uncached_tokens=self._scheduler.num_uncached_tokens(),
             blocks=self._pool.counts(),
             prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
             step_s=self.rates.decode_step_s(max(1, len(queues.running))),
-            num_preemptions=queues.num_preemptions,
+            num_preemptions=self._scheduler.num_preemptions,
         )
 
     def check_integrity(self) -> None:
@@ -251,7 +251,7 @@ class Engine:
         validate_request(request, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
 
     def _schedule(self) -> Schedule:
-        num_running = len(self._scheduler.running)
+        num_running = len(self._scheduler.queues.running)
         schedule = self._scheduler.schedule(
             self.config.max_num_batched_tokens,
             max_chunk_tokens=self.rates.max_chunk_tokens(

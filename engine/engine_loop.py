@@ -90,7 +90,7 @@ class EngineLoop:
         return stream
 
     async def reserve(self, request: Request) -> Reservation:
-        """Wait, first come first served, until there is room for the request's KV."""
+        """Wait for room for the request's KV, first come first served within a priority."""
         future: asyncio.Future[Reservation] = self._new_future()
         self._thread.send_reservation(request, future)
         try:

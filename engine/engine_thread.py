@@ -1,7 +1,7 @@
 """The one thread that touches the engine.
 
 1. Verbs and reservations queue under the condition; both wake the thread.
-2. A turn runs all verbs, tries the oldest reservations, then one step.
+2. A turn runs all verbs, tries the first reservations, then one step.
 3. What came of the verbs leaves at once, what came of the step in one more piece of mail.
 4. With nothing to do the thread sleeps on the condition until 1.
 """
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class EngineThread:
         self._wakeup = threading.Condition()
         # All four under the condition.
         self._verbs: deque[tuple[Callable[[Engine], Any], Future | None]] = deque()
-        self._reservations: deque[tuple[Request, Future]] = deque()
+        self._reservations: list[tuple[Request, Future]] = []  # by priority, then by age
         self._has_news = False
         self._is_stopping = False
         # The thread's own.
@@ -101,7 +102,7 @@ class EngineThread:
         """Queue a request for room; RuntimeError when nobody will answer."""
         with self._wakeup:
             self._check_alive()
-            self._reservations.append((request, future))
+            insort(self._reservations, (request, future), key=lambda each: each[0].priority)
             self._wake()
 
     def _wake(self) -> None:
@@ -185,8 +186,11 @@ class EngineThread:
 
     def _try_reservations(self, mail: Mail) -> None:
         """Grant from the front for as long as there is room: first come, first served."""
-        while self._reservations:
-            request, future = self._reservations[0]
+        while True:
+            with self._wakeup:
+                if not self._reservations:
+                    return
+                request, future = self._reservations[0]
             if not future.cancelled():
                 reservation, error = None, None
                 try:
@@ -196,7 +200,9 @@ class EngineThread:
                 if reservation is None and error is None:
                     return
                 mail.replies.append((future, reservation, error))
-            self._reservations.popleft()
+            with self._wakeup:
+                # By then not always the first: a more urgent one may just have come.
+                self._reservations.remove((request, future))
 
     def _count_failure(self, step: StepOutput) -> None:
         if step.stats.has_failed:

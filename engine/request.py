@@ -48,6 +48,7 @@ class Request:
     sampling_params: SamplingParams
     cache_salt: str = ""
     request_label: str = ""
+    priority: int = 0  # lower runs earlier, and may preempt what is higher
     hand_over: bool = False  # compute, sample one token, keep the KV for a peer
 
     # The engine's own, from here on.
@@ -66,6 +67,11 @@ class Request:
     has_kv_from_peer: bool = field(default=False, init=False)
     has_first_output: bool = field(default=False, init=False)
     timings: RequestTimings = field(default_factory=RequestTimings, init=False)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in every queue: the smallest first."""
+        return (self.priority, self.arrival)
 
     @property
     def num_tokens(self) -> int:

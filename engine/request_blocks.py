@@ -1,8 +1,18 @@
 """Gives requests their blocks: what the prefix cache has of them first, then new ones."""
 
+from dataclasses import dataclass
+
 from engine.block_hash import BlockHash, hash_block, hash_blocks, salted_root
 from engine.block_pool import BlockPool
 from engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDemand:
+    """What a request without blocks needs."""
+
+    num_tokens: int  # to have room for
+    max_cached_tokens: int  # to take from the prefix cache
 
 
 class RequestBlocks:
@@ -31,17 +41,17 @@ class RequestBlocks:
         hashes = self._full_hashes(request, request.num_tokens - 1)
         return len(self._pool.find_prefix(hashes)) * self._block_size
 
-    def allocate(
-        self, request: Request, num_tokens: int, *, max_cached_tokens: int, margin: int
-    ) -> list[int] | None:
-        """Give a request room for `num_tokens`; the new blocks, or None without `margin` left."""
-        cached = self._pool.find_prefix(self._full_hashes(request, max_cached_tokens))
-        num_new = self.num_needed(num_tokens) - len(cached)
-        num_taken = num_new + sum(self._pool.is_unowned(block_id) for block_id in cached)
-        if num_taken + margin > self._pool.num_available:
-            return None
+    def num_taken(self, request: Request, demand: BlockDemand) -> int:
+        """Blocks that `allocate` would take out of what the pool can give."""
+        cached = self._pool.find_prefix(self._full_hashes(request, demand.max_cached_tokens))
+        num_new = self.num_needed(demand.num_tokens) - len(cached)
+        return num_new + sum(self._pool.is_unowned(block_id) for block_id in cached)
+
+    def allocate(self, request: Request, demand: BlockDemand) -> list[int]:
+        """Give a request what it demands; the new blocks. The caller asks `num_taken` first."""
+        cached = self._pool.find_prefix(self._full_hashes(request, demand.max_cached_tokens))
         self._pool.acquire(cached)
-        new_block_ids = self._pool.allocate(num_new)
+        new_block_ids = self._pool.allocate(self.num_needed(demand.num_tokens) - len(cached))
         request.block_ids = cached + new_block_ids
         request.num_computed_tokens = len(cached) * self._block_size
         request.num_stored_blocks = len(cached)

@@ -176,6 +176,7 @@ class RequestRun:
             sampling_params=request.sampling,
             cache_salt=request.cache_salt,
             request_label=request.request_label,
+            priority=request.priority,
         )
         if not self._merger.lacks_prompt_logprobs:
             # What has been told need not be computed again: a replay may use a cache.

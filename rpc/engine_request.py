@@ -50,6 +50,7 @@ def to_proto(request: Request) -> common_pb2.EngineRequest:
         ),
         cache_salt=request.cache_salt,
         request_label=request.request_label,
+        priority=request.priority,
     )
 
 
@@ -73,6 +74,7 @@ def from_proto(message: common_pb2.EngineRequest, *, hand_over: bool = False) ->
         sampling_params=sampling_params,
         cache_salt=message.cache_salt,
         request_label=message.request_label,
+        priority=message.priority,
         hand_over=hand_over,
     )
 

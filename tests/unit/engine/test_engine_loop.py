@@ -237,7 +237,8 @@ async def test_failing_again_and_again_ends_the_engine_and_every_stream(
     monkeypatch.setattr(loop._engine._runner, "forward", fail)
     await loop.reserve(make_request("reserved", PROMPT))
     bystander = loop.open_stream("reserved")
-    waiting = asyncio.create_task(loop.reserve(make_request("late", random_prompt(110))))
+    late = make_request("late", random_prompt(110), priority=1)
+    waiting = asyncio.create_task(loop.reserve(late))
     for number in range(5):
         await collect(await loop.submit(make_request(f"bad-{number}", PROMPT)))
     outputs = await collect(bystander)
