@@ -33,6 +33,7 @@ REFUSED: list[tuple[str, object]] = [
         for value in ([320], [-1], [1.0], [True], ["1"], 5, "1", [1] * 129)
     ),
     *(("ignore_eos", value) for value in (1, "true", [])),
+    *(("priority", value) for value in (-(2**31) - 1, 2**31, 0.5, "1", True)),
     *(("cache_salt", value) for value in ("", "a\0b", "x" * 129, 5, True)),
 ]
 
@@ -65,6 +66,8 @@ def test_a_bad_value_is_a_400_that_names_the_field(name: str, value: object) -> 
         ("stop_token_ids", [0, 319]),
         ("stop_token_ids", []),
         ("cache_salt", "🦊"),
+        ("priority", -(2**31)),
+        ("priority", 2**31 - 1),
     ],
     ids=repr,
 )

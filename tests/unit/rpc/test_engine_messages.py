@@ -47,13 +47,15 @@ def requests(draw):
         sampling_params=draw(SAMPLING),
         cache_salt=draw(st.text(max_size=10)),
         request_label=draw(st.text(max_size=10)),
+        priority=draw(st.integers(-(2**31), 2**31 - 1)),
         hand_over=draw(st.booleans()),
     )
 
 
 def public_fields(request):
     names = (
-        "request_id token_ids num_prompt_tokens sampling_params cache_salt request_label hand_over"
+        "request_id token_ids num_prompt_tokens sampling_params cache_salt request_label priority "
+        "hand_over"
     )
     return [getattr(request, name) for name in names.split()]
 
