@@ -48,11 +48,11 @@ class IngressReplica:
     _ingress: Ingress | None = None  # until __init__ made it; __del__ runs after a failed one too
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: IngressSettings, *workers: DeploymentHandle[Any]
+        self, name: str, settings: IngressSettings, *workers: DeploymentHandle[Any]
     ) -> None:
         set_up_logging()
         tracing.set_up_tracing("relevo-ingress", settings.telemetry)
-        self._name = f"ingress-{serve.get_replica_context().rank.rank}"
+        self._name = f"{name}-{serve.get_replica_context().rank.rank}"
         sink = PrometheusSink()
         self._channels = ChannelPool(token=read_token(settings.token_file), config=settings.rpc)
         self._router = Router(

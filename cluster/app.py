@@ -16,6 +16,7 @@ from ray.serve.schema import LoggingConfig
 
 from api.deployment import IngressReplica, IngressSettings
 from cluster import rooms
+from cluster.actor_name import ActorName
 from cluster.config import ClusterConfig, PoolSection, config_from_args
 from cluster.discovery import ServeDiscovery
 from cluster.model_source import front_directory
@@ -41,11 +42,11 @@ def build_app(args: Mapping[str, Any]) -> Application:
     if config.prefill.replicas:
         prefill = rooms.prefill_worker_config(config, num_threads=num_threads)
         deployment = _workers("PrefillWorker", PrefillWorkerReplica, config.prefill)
-        pools.append(deployment.bind(prefill, with_ray_sink))
+        pools.append(deployment.bind(ActorName("prefill"), prefill, with_ray_sink))
     decode = rooms.decode_worker_config(config, num_threads=num_threads)
     deployment = _workers("DecodeWorker", DecodeWorkerReplica, config.decode)
-    pools.append(deployment.bind(decode, with_ray_sink))
-    return _ingress(config).bind(_ingress_settings(config), *pools)
+    pools.append(deployment.bind(ActorName("decode"), decode, with_ray_sink))
+    return _ingress(config).bind(ActorName("ingress"), _ingress_settings(config), *pools)
 
 
 def _ingress_settings(config: ClusterConfig) -> IngressSettings:

@@ -23,11 +23,11 @@ class DecodeWorkerReplica:
     _worker: Any = None  # until __init__ made it; __del__ runs after a failed one too
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: DecodeWorkerConfig, wrap_sink: WrapSink
+        self, pool: str, config: DecodeWorkerConfig, wrap_sink: WrapSink
     ) -> None:
         set_up_logging()
         self._config = config
-        self._worker_id = f"decode-{serve.get_replica_context().rank.rank}"
+        self._worker_id = f"{pool}-{serve.get_replica_context().rank.rank}"
         nccl_settings.apply(self._config.kv_transfer, os.environ)
         if self._config.engine.num_threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(self._config.engine.num_threads)

@@ -182,6 +182,23 @@ def test_metrics_reach_prometheus_both_ways(cluster: ServedCluster) -> None:
     pytest.fail(f"not in Ray's metrics: {[name for name in wanted if name not in page]}")
 
 
+def test_the_ray_ui_names_the_actors(cluster: ServedCluster) -> None:
+    (line,) = (line for _, line in cluster.lines if line.startswith("  Ray dashboard"))
+    url, _, token_file = line.removeprefix("  Ray dashboard").strip(" )").partition("  (token: ")
+    token = Path(token_file).expanduser().read_text().strip()
+    answer = httpx.get(
+        f"{url}/api/v0/actors?detail=1",
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=30,
+    )
+    actors = answer.json()["data"]["result"]["result"]
+    names = {actor["name"].rpartition("#")[2]: actor["repr_name"] for actor in actors}
+    named = {name.rpartition(" ")[0]: name for name in names.values() if name.startswith("relevo")}
+    assert set(named) == {"relevo ingress", "relevo prefill", "relevo decode"}, names
+    for replica_id, name in names.items():
+        assert not name.startswith("relevo") or name.endswith(f" {replica_id}")
+
+
 def test_the_secrets_are_for_their_owner_only(cluster: ServedCluster) -> None:
     directory = cluster.run_directory()
     assert directory.stat().st_mode & 0o777 == 0o700
