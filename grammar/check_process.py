@@ -1,0 +1,69 @@
+"""`python -m grammar.check_process --path DIR`: compiles what strangers send, and may die of it.
+
+First one line out, {"error": null} when it is ready. Then one line in for each grammar,
+{"kind": ..., "text": ...}, and one out, {"error": ... or null}. The kernel ends the process when a
+grammar takes too much time or memory; its parent starts another.
+"""
+
+import argparse
+import json
+import resource
+import signal
+import sys
+
+from grammar.compiler import GrammarCompiler
+from grammar.grammar import MAX_COMPILE_S, Grammar, GrammarError, GrammarKind
+from grammar.stack import deep_executor
+from grammar.vocabulary import load_vocabulary
+
+_MEMORY_LIMIT_BYTES = 2 * 1024**3  # above what the process has when it is ready
+
+
+def main(argv: list[str]) -> int:
+    """Answer until the input ends."""
+    parser = argparse.ArgumentParser(prog="python -m grammar.check_process", allow_abbrev=False)
+    parser.add_argument("--path", required=True, help="the model's directory")
+    path = parser.parse_args(argv).path
+    # It ends with its parent, which closes its input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        compiler = GrammarCompiler(load_vocabulary(path))
+    except (OSError, ValueError) as error:
+        _answer(str(error))
+        return 2
+    executor = deep_executor("grammar")
+    _limit_memory()
+    _answer(None)
+    for line in sys.stdin:
+        question = json.loads(line)
+        # Counts the time of all threads and ends the process, whatever the library is in.
+        signal.setitimer(signal.ITIMER_PROF, MAX_COMPILE_S)
+        reason = executor.submit(_check, compiler, question).result()
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        _answer(reason)
+    return 0
+
+
+def _answer(error: str | None) -> None:
+    sys.stdout.write(json.dumps({"error": error}) + "\n")
+    sys.stdout.flush()
+
+
+def _check(compiler: GrammarCompiler, question: dict[str, str]) -> str | None:
+    try:
+        compiler.compile(Grammar(kind=GrammarKind(question["kind"]), text=question["text"]))
+    except GrammarError as error:
+        return str(error)
+    return None
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm") as file:
+        used_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    limit = used_bytes + _MEMORY_LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""The verdict on a stranger's grammar, given in a process that may die of it."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import OrderedDict
+
+from grammar.grammar import MAX_COMPILE_S, MAX_GRAMMAR_BYTES, Grammar, GrammarError
+
+MAX_VERDICTS = 256
+MAX_WAITING = 16
+_START_LIMIT_S = 60.0  # a busy machine reads a large vocabulary
+_WALL_LIMIT_S = 5 * MAX_COMPILE_S
+# JSON writes one byte as up to six.
+_LINE_LIMIT_BYTES = 8 * MAX_GRAMMAR_BYTES
+
+
+class CheckerBusyError(Exception):
+    """Too many grammars wait for their verdict; come back after `retry_after_s`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"{MAX_WAITING} grammars wait to be compiled")
+        self.retry_after_s = MAX_COMPILE_S
+
+
+class GrammarChecker:
+    """Owns the process, from the first question on, and the last verdicts.
+
+    Belongs to one event loop. Invariant: one question is with the process at a time, and it is
+    answered or the process is over before the next.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+        self._verdicts: OrderedDict[Grammar, asyncio.Task[str | None]] = OrderedDict()
+
+    async def check(self, grammar: Grammar) -> None:
+        """Return when the workers can compile it; GrammarError says why they cannot."""
+        task = self._verdicts.get(grammar)
+        if task is None:
+            if sum(not each.done() for each in self._verdicts.values()) >= MAX_WAITING:
+                raise CheckerBusyError
+            task = self._keep(grammar, asyncio.create_task(self._judge(grammar)))
+        self._verdicts.move_to_end(grammar)
+        # Who leaves does not stop it: the answer would be taken for that to the next question.
+        reason = await asyncio.shield(task)
+        if reason is not None:
+            raise GrammarError(reason)
+
+    async def close(self) -> None:
+        """End the process; those that still wait are cancelled."""
+        for task in self._verdicts.values():
+            task.cancel()
+        await asyncio.gather(*self._verdicts.values(), return_exceptions=True)
+        await self._end()
+
+    async def _judge(self, grammar: Grammar) -> str | None:
+        async with self._turn:
+            try:
+                if self._process is None and (reason := await self._start()) is not None:
+                    return f"no grammar is served for this model: {reason}"
+                question = json.dumps({"kind": grammar.kind.value, "text": grammar.text})
+                answer = await self._ask(question, limit_s=_WALL_LIMIT_S)
+            except BaseException:
+                await self._end()
+                raise
+            if answer is not None:
+                return answer["error"]
+            process = await self._end()
+            assert process is not None
+            if process.returncode in {-signal.SIGPROF, -signal.SIGKILL}:
+                return f"it takes more than {MAX_COMPILE_S:g} s to compile; make it simpler"
+            return "it is too complex to compile; make it smaller or less nested"
+
+    async def _start(self) -> str | None:
+        """Make the process; why it cannot serve this model, or None when it is ready."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "grammar.check_process", "--path", self._path),
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=_LINE_LIMIT_BYTES,
+        )
+        answer = await self._ask("", limit_s=_START_LIMIT_S)
+        if answer is None or answer["error"] is not None:
+            await self._end()
+        return "its tokenizer cannot be read" if answer is None else answer["error"]
+
+    async def _ask(self, question: str, *, limit_s: float) -> dict[str, str | None] | None:
+        """The next answer; None when the process came to its end instead."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if question:
+                process.stdin.write(question.encode() + b"\n")
+            async with asyncio.timeout(limit_s):
+                line = await process.stdout.readline()
+        except (TimeoutError, ConnectionError):
+            return None
+        answer: dict[str, str | None] | None = json.loads(line) if line else None
+        return answer
+
+    async def _end(self) -> Process | None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        return process
+
+    def _keep(
+        self, grammar: Grammar, task: "asyncio.Task[str | None]"
+    ) -> "asyncio.Task[str | None]":
+        self._verdicts[grammar] = task
+        task.add_done_callback(lambda done: self._settle(grammar, done))
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+        return task
+
+    def _settle(self, grammar: Grammar, task: "asyncio.Task[str | None]") -> None:
+        """Keep verdicts only: what went wrong on our side is tried again."""
+        if (task.cancelled() or task.exception()) and self._verdicts.get(grammar) is task:
+            del self._verdicts[grammar]

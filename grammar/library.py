@@ -1,0 +1,75 @@
+"""Compiled grammars of one worker: each is made once, and those used last are kept."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from grammar.compiler import CompiledGrammar, GrammarCompiler
+from grammar.grammar import Grammar
+from grammar.stack import deep_executor
+from grammar.vocabulary import Vocabulary
+
+MAX_GRAMMARS = 128
+MAX_TEXT_BYTES = 4 * 1024 * 1024  # of all that are kept
+
+
+class GrammarLibrary:
+    """Owns the compiler, its thread and what it made, all from the first grammar on.
+
+    Belongs to one event loop. Invariant: what is kept stays within both bounds, except that the
+    one used last is always kept.
+    """
+
+    def __init__(self, load: Callable[[], Vocabulary]) -> None:
+        self._load = load
+        self._executor: ThreadPoolExecutor | None = None
+        self._compiler: GrammarCompiler | None = None  # the thread's own
+        self._kept: OrderedDict[Grammar, asyncio.Future[CompiledGrammar]] = OrderedDict()
+        self._text_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def get(self, grammar: Grammar) -> CompiledGrammar:
+        """Return it compiled; GrammarError when that cannot be done. Never blocks the loop."""
+        future = self._kept.get(grammar)
+        if future is None:
+            if self._executor is None:
+                self._executor = deep_executor("grammar")
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(self._executor, self._compile, grammar)
+            self._keep(grammar, future)
+        self._kept.move_to_end(grammar)
+        try:
+            # One that gives up does not take it from the others that wait.
+            return await asyncio.shield(future)
+        except ValueError:
+            self._forget(grammar, future)
+            raise
+
+    def close(self) -> None:
+        """End the thread after what it does now."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._load())
+        return self._compiler.compile(grammar)
+
+    def _keep(self, grammar: Grammar, future: asyncio.Future[CompiledGrammar]) -> None:
+        # A failure that nobody waits for any more is no news.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._kept[grammar] = future
+        self._text_bytes += len(grammar.text)
+        while len(self._kept) > 1 and (
+            len(self._kept) > MAX_GRAMMARS or self._text_bytes > MAX_TEXT_BYTES
+        ):
+            oldest, _ = self._kept.popitem(last=False)
+            self._text_bytes -= len(oldest.text)
+
+    def _forget(self, grammar: Grammar, future: asyncio.Future[CompiledGrammar]) -> None:
+        if self._kept.get(grammar) is future:
+            del self._kept[grammar]
+            self._text_bytes -= len(grammar.text)

@@ -1,0 +1,126 @@
+"""The process that judges grammars, and what happens when one ends it."""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from grammar import checker
+from grammar.checker import CheckerBusyError, GrammarChecker
+from grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarError, GrammarKind
+from tests.tiny_tokenizer import byte_fallback_backend, write_tokenizer
+
+# Its automaton has millions of states.
+ENDLESS = Grammar(
+    kind=GrammarKind.JSON_SCHEMA,
+    text=json.dumps({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 997}]}),
+)
+
+
+def pattern(text: str) -> Grammar:
+    return Grammar(kind=GrammarKind.REGEX, text=text)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+async def grammar_checker(model_path: Path) -> AsyncIterator[GrammarChecker]:
+    made = GrammarChecker(str(model_path))
+    yield made
+    await made.close()
+
+
+def pid_of(made: GrammarChecker) -> int | None:
+    return made._process.pid if made._process is not None else None
+
+
+async def test_verdicts_are_right_and_kept(grammar_checker: GrammarChecker) -> None:
+    assert pid_of(grammar_checker) is None  # nothing before the first question
+    await grammar_checker.check(pattern("a+"))
+    pid = pid_of(grammar_checker)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="regex"):
+            await grammar_checker.check(pattern("(("))
+    started_s = time.monotonic()
+    await asyncio.gather(*(grammar_checker.check(pattern("a+")) for _ in range(100)))
+    assert time.monotonic() - started_s < 0.5
+    assert pid_of(grammar_checker) == pid
+
+
+async def test_what_takes_too_long_is_refused_and_others_are_served(
+    grammar_checker: GrammarChecker,
+) -> None:
+    await grammar_checker.check(pattern("a+"))
+    pid = pid_of(grammar_checker)
+    with pytest.raises(GrammarError, match="takes more than 2 s"):
+        await grammar_checker.check(ENDLESS)
+    started_s = time.monotonic()
+    with pytest.raises(GrammarError, match="takes more than 2 s"):
+        await grammar_checker.check(ENDLESS)
+    assert time.monotonic() - started_s < 0.1  # remembered
+    await grammar_checker.check(pattern("b+"))
+    assert pid_of(grammar_checker) not in {None, pid}
+
+
+async def test_a_process_that_dies_costs_one_question(grammar_checker: GrammarChecker) -> None:
+    await grammar_checker.check(pattern("a+"))
+    process = grammar_checker._process
+    assert process is not None
+    process.send_signal(signal.SIGSEGV)
+    await process.wait()
+    with pytest.raises(GrammarError, match="too complex"):
+        await grammar_checker.check(pattern("c+"))
+    await grammar_checker.check(pattern("d+"))
+
+
+async def test_the_longest_chain_of_rules_fits_the_stack(grammar_checker: GrammarChecker) -> None:
+    # Each rule leads to the next, in as few bytes as possible.
+    number, rules = 0, ["start: a0"]
+    size = len(rules[0])
+    while size < MAX_GRAMMAR_BYTES - 40:
+        rules.append(f"a{number:x}:a{number + 1:x}")
+        size += len(rules[-1]) + 1
+        number += 1
+    rules.append(f'a{number:x}:"y"')
+    await grammar_checker.check(Grammar(kind=GrammarKind.CFG, text="\n".join(rules)))
+
+
+async def test_too_many_that_wait_are_sent_away(
+    grammar_checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker, "MAX_WAITING", 2)
+    waiting = [asyncio.create_task(grammar_checker.check(pattern(f"a{n}"))) for n in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(CheckerBusyError) as caught:
+        await grammar_checker.check(pattern("b"))
+    assert caught.value.retry_after_s > 0
+    await asyncio.gather(*waiting)
+    await grammar_checker.check(pattern("b"))
+
+
+async def test_a_client_that_leaves_disturbs_nobody(grammar_checker: GrammarChecker) -> None:
+    await grammar_checker.check(pattern("a"))
+    pid = pid_of(grammar_checker)
+    leaving = asyncio.create_task(grammar_checker.check(pattern("b")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(GrammarError):
+        await grammar_checker.check(pattern("(("))
+    await grammar_checker.check(pattern("c"))
+    assert pid_of(grammar_checker) == pid
+
+
+async def test_a_model_without_an_end_of_text_serves_none(tmp_path: Path) -> None:
+    byte_fallback_backend().save(str(tmp_path / "tokenizer.json"))
+    made = GrammarChecker(str(tmp_path))
+    with pytest.raises(GrammarError, match=r"no grammar is served.*end-of-sequence"):
+        await made.check(pattern("a"))
+    assert pid_of(made) is None
+    await made.close()
