@@ -3,12 +3,12 @@
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import NewType
+from typing import Any, NewType
 
 BlockHash = NewType("BlockHash", bytes)
 
 HASH_SCHEME = "sha256-v1"
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4
 
 
 def hash_root(  # noqa: PLR0913 - each is a fact that sets two caches apart
@@ -56,14 +56,22 @@ def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
 
 def hash_blocks(token_ids: Sequence[int], *, block_size: int, root: BlockHash) -> list[BlockHash]:
     """Hashes of the full blocks of `token_ids`, first block first; a partial one has none."""
-    hashes: list[BlockHash] = []
-    # Packed once and hashed with few calls: the router does this for every prompt.
-    packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
-    size = block_size * _TOKEN_BYTES
-    parent: bytes = root
+    return hash_packed(pack_tokens(token_ids), block_size=block_size, parent=root)
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Bytes of these tokens as they are hashed."""
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def hash_packed(packed: bytes, *, block_size: int, parent: BlockHash) -> list[BlockHash]:
+    """Hashes of the full blocks of packed tokens that follow `parent`; few calls for each."""
+    hashes: list[Any] = []
+    size = block_size * TOKEN_BYTES
+    sha256, append, last = hashlib.sha256, hashes.append, bytes(parent)
     for start in range(0, len(packed) - size + 1, size):
-        parent = hashlib.sha256(parent + packed[start : start + size]).digest()
-        hashes.append(BlockHash(parent))
+        last = sha256(last + packed[start : start + size]).digest()
+        append(last)
     return hashes
 
 

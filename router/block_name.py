@@ -5,16 +5,14 @@ cache hit is overestimated. Nothing but a routing decision rests on a name.
 """
 
 from collections.abc import Collection
-from typing import Any, NamedTuple, NewType
-
-import numpy as np
+from typing import NamedTuple, NewType, cast
 
 from engine.block_hash import BlockHash
 
 BlockName = NewType("BlockName", int)
 
 _DIGEST_BYTES = 32
-_NAME_BITS = 60  # Python keeps an int of two 30-bit digits in 32 bytes, its header included
+_SPARE_BITS = 64 - 60  # Python keeps an int of two 30-bit digits in 32 bytes with its header
 
 
 class BlockScheme(NamedTuple):
@@ -26,9 +24,7 @@ class BlockScheme(NamedTuple):
 
 def block_names(hashes: Collection[bytes]) -> list[BlockName]:
     """Names of digests, in order; ValueError unless each has 32 bytes."""
-    joined = b"".join(hashes)
-    if any(len(each) != _DIGEST_BYTES for each in hashes):
+    if not {_DIGEST_BYTES}.issuperset(map(len, hashes)):
         raise ValueError(f"Got block hashes of other lengths but expected {_DIGEST_BYTES} bytes")
-    words: np.ndarray[Any, np.dtype[np.uint64]] = np.frombuffer(joined, dtype="<u8")
-    names = words[:: _DIGEST_BYTES // 8] >> np.uint64(64 - _NAME_BITS)
-    return [BlockName(name) for name in names.tolist()]
+    words = memoryview(b"".join(hashes)).cast("Q")[:: _DIGEST_BYTES // 8]
+    return cast(list[BlockName], [word >> _SPARE_BITS for word in words.tolist()])

@@ -7,10 +7,11 @@ It weighs every linked pair and, without transfer, every decode worker alone: wh
 handed over follows from nothing else. All rates come from the workers' own reports.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.worker_view import LinkView, WorkerView
+from router.worker_view import LinkView, WorkerKey, WorkerView
 
 HARM_WEIGHT = 1.0  # a second added to another stream is worth a second of ours
 # A worker other than the session's own costs this share of the prompt's computation more: enough
@@ -30,28 +31,23 @@ class Need:
 class Cost(NamedTuple):
     """The terms, in seconds."""
 
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    slot_wait_s: float = 0.0
-    transfer_head_s: float = 0.0  # all but the last chunk; flows while prefill goes on
-    transfer_tail_s: float = 0.0  # the last chunk
-    affinity_s: float = 0.0  # for leaving the session's own worker
-    harm_s: float = 0.0  # weighted
+    queue_s: float
+    prefill_s: float
+    slot_wait_s: float
+    transfer_head_s: float  # all but the last chunk; flows while prefill goes on
+    transfer_tail_s: float  # the last chunk
+    affinity_s: float  # for leaving the session's own workers
+    harm_s: float  # weighted
+    total_s: float  # what the policy minimises
 
     @property
     def own_s(self) -> float:
         """What this request itself waits."""
-        overlapped = max(self.prefill_s, self.slot_wait_s, self.transfer_head_s)
-        return self.queue_s + overlapped + self.transfer_tail_s
-
-    @property
-    def total_s(self) -> float:
-        """What the policy minimises."""
-        return self.own_s + self.affinity_s + self.harm_s
+        return self.total_s - self.affinity_s - self.harm_s
 
     def terms(self) -> dict[str, float]:
         """Every term and the total, for spans and the status page."""
-        return {**self._asdict(), "total_s": self.total_s}
+        return self._asdict()
 
 
 class DecodePart(NamedTuple):
@@ -73,13 +69,9 @@ def decode_part(need: Need, decode: WorkerView, *, num_cached: int) -> DecodePar
     is_short = num_new > decode.num_free_blocks * decode.block_size
     if is_short or decode.num_requests >= decode.max_num_seqs:
         slot_wait_s = _slot_wait_s(need, decode, num_new)
-    num_streams = min(decode.num_requests, decode.max_num_seqs)
-    if not num_streams:
-        return DecodePart(slot_wait_s, 0.0)
-    # One more row makes each step longer; unless known better, by what one prompt token takes.
     num_kv_tokens = need.num_tokens + need.num_output_tokens / 2
-    added_s = decode.request_s + num_kv_tokens * decode.kv_token_s or decode.token_s
-    return DecodePart(slot_wait_s, HARM_WEIGHT * num_streams * need.num_output_tokens * added_s)
+    step_s = decode.streams_s + decode.num_streams * num_kv_tokens * decode.kv_token_s
+    return DecodePart(slot_wait_s, HARM_WEIGHT * need.num_output_tokens * step_s)
 
 
 def pair_cost(  # noqa: PLR0913 - the parts of the formula
@@ -99,15 +91,13 @@ def pair_cost(  # noqa: PLR0913 - the parts of the formula
     num_to_send = max(need.num_tokens - num_cached_decode, 0)
     num_last = min(num_to_send, num_uncached, max(prefill.max_num_batched_tokens, 1))
     token_s = decode.kv_bytes_per_token / (link.bandwidth_bytes_per_s or UNMEASURED_BYTES_PER_S)
-    return Cost(
-        prefill.queue_s,
-        compute_s,
-        part.slot_wait_s,
-        link_queue_s(link, decode) + (num_to_send - num_last) * token_s,
-        link.latency_s + num_last * token_s,
-        num_strangers / 2 * AFFINITY_SHARE * compute_s,
-        part.harm_s,
-    )
+    head_s = link_queue_s(link, decode) + (num_to_send - num_last) * token_s
+    tail_s = link.latency_s + num_last * token_s
+    affinity_s = num_strangers / 2 * AFFINITY_SHARE * compute_s
+    slot_s, harm_s = part
+    own_s = prefill.queue_s + max(compute_s, slot_s, head_s) + tail_s
+    total_s = own_s + affinity_s + harm_s
+    return Cost(prefill.queue_s, compute_s, slot_s, head_s, tail_s, affinity_s, harm_s, total_s)
 
 
 def local_cost(
@@ -120,24 +110,36 @@ def local_cost(
 ) -> Cost:
     """Cost of a decode worker that computes the prompt itself, between its streams' steps."""
     compute_s = prefill_s(need.num_tokens - num_cached_decode, decode)
-    return Cost(
-        decode.queue_s,
-        compute_s,
-        part.slot_wait_s,
-        0.0,
-        0.0,
-        num_strangers * AFFINITY_SHARE * compute_s,
-        part.harm_s + HARM_WEIGHT * decode.num_running * compute_s,
-    )
-
-
-def local_bound_s(
-    need: Need, decode: WorkerView, part: DecodePart, *, num_cached_decode: int
-) -> float:
-    """Seconds that `local_cost` does not go below."""
-    compute_s = prefill_s(need.num_tokens - num_cached_decode, decode)
+    affinity_s = num_strangers * AFFINITY_SHARE * compute_s
+    slot_s = part.slot_wait_s
     harm_s = part.harm_s + HARM_WEIGHT * decode.num_running * compute_s
-    return decode.queue_s + max(compute_s, part.slot_wait_s) + harm_s
+    total_s = decode.queue_s + max(compute_s, slot_s) + affinity_s + harm_s
+    return Cost(decode.queue_s, compute_s, slot_s, 0.0, 0.0, affinity_s, harm_s, total_s)
+
+
+def pair_bounds(
+    need: Need, workers: Sequence[WorkerView], cached: Mapping[WorkerKey, int]
+) -> list[float]:
+    """Seconds below which no pair with each of these prefill workers can cost."""
+    num_tokens, get = need.num_tokens, cached.get
+    return [
+        worker.queue_s + worker.fixed_s + (num_tokens - get(worker.key, 0)) * worker.token_s
+        for worker in workers
+    ]
+
+
+def local_bounds(
+    need: Need, workers: Sequence[WorkerView], cached: Mapping[WorkerKey, int]
+) -> list[float]:
+    """Seconds below which each of these decode workers alone can not cost."""
+    num_tokens, num_output, get = need.num_tokens, need.num_output_tokens, cached.get
+    return [
+        worker.queue_s
+        + (1 + HARM_WEIGHT * worker.num_running)
+        * (worker.fixed_s + (num_tokens - get(worker.key, 0)) * worker.token_s)
+        + HARM_WEIGHT * num_output * worker.streams_s
+        for worker in workers
+    ]
 
 
 def link_queue_s(link: LinkView, decode: WorkerView) -> float:

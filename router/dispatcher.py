@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from router.chooser import Chooser, Pick
 from router.config import RouterConfig
 from router.errors import NeverFits, NoWorkers, QueueFull, RequestTimeout
+from router.hashed_prefixes import HashedPrefixes
 from router.joint_scorer import JointCostScorer
 from router.policy import CheapestPicker, Decision, FilteredPolicy, has_choice
 from router.prompt import Prompt
@@ -61,6 +62,7 @@ class Dispatcher:
         self._queue: WaitingQueue[Pick] = WaitingQueue(
             limit=self.max_waiting, expected_turn_s=self._expected_turn_s, now=now
         )
+        self.prefixes = HashedPrefixes()
         self._mean_tokens = FIRST_MEAN_TOKENS
         self._mean_service_s = FIRST_MEAN_SERVICE_S
         self._last_num_seqs = 0

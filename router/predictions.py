@@ -4,7 +4,9 @@ Two generations; each TTL the older one is forgotten whole. So a prediction live
 TTLs and no entry has a clock of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import or_
 
 from router.block_name import BlockName
 
@@ -53,6 +55,8 @@ class Predictions:
         young, old = self._young, self._old
         return not (young.keys().isdisjoint(names) and old.keys().isdisjoint(names))
 
-    def holders(self, name: BlockName) -> int:
-        """Bitmap of the slots that will hold it."""
-        return self._young.get(name, 0) | self._old.get(name, 0)
+    def add_to(self, holders: Iterable[int], names: Sequence[BlockName]) -> Iterator[int]:
+        """Bitmaps of these names, with the slots that will hold each; looked up when taken."""
+        young = map(self._young.get, names, repeat(0))
+        old = map(self._old.get, names, repeat(0))
+        return map(or_, holders, map(or_, young, old))

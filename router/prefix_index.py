@@ -13,8 +13,9 @@ structures in docs/adr/0008-prefix-index.md.
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from router.block_name import BlockName, BlockScheme
 from router.predictions import Predictions
@@ -178,22 +179,22 @@ class PrefixIndex:
         return cached
 
     def _match(self, names: Sequence[BlockName], block_size: int, cached: CachedTokens) -> None:
-        holders = [self._holders.get(name, 0) for name in names]
-        self._count_leading(holders, block_size, cached.num_confirmed)
+        def holders() -> Iterator[int]:
+            return map(self._holders.get, names, repeat(0))
+
+        self._count_leading(holders(), block_size, cached.num_confirmed)
         if self._predictions.concern(names):
-            predicted = self._predictions.holders
-            holders = [known | predicted(name) for known, name in zip(holders, names, strict=True)]
-            self._count_leading(holders, block_size, cached.num_tokens)
+            predicted = self._predictions.add_to(holders(), names)
+            self._count_leading(predicted, block_size, cached.num_tokens)
         else:
             cached.num_tokens.update(cached.num_confirmed)
 
     def _count_leading(
-        self, holders: Sequence[int], block_size: int, counts: dict[WorkerKey, int]
+        self, holders: Iterator[int], block_size: int, counts: dict[WorkerKey, int]
     ) -> None:
-        alive = last = holders[0]
-        if not alive:
-            return
-        for depth, bitmap in enumerate(holders):
+        alive = last = next(holders)
+        depth = 0
+        for depth, bitmap in enumerate(holders, start=1):
             # Blocks of one prompt mostly have the same holders.
             if bitmap is last:
                 continue
@@ -201,9 +202,9 @@ class PrefixIndex:
             if (still := alive & bitmap) != alive:
                 self._note(alive ^ still, depth * block_size, counts)
                 alive = still
-                if not alive:
-                    return
-        self._note(alive, len(holders) * block_size, counts)
+            if not alive:
+                return
+        self._note(alive, (depth + 1) * block_size, counts)
 
     def _note(self, bitmap: int, num_tokens: int, counts: dict[WorkerKey, int]) -> None:
         for slot, digit in enumerate(bin(bitmap)[:1:-1]):

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from engine.block_hash import hash_blocks, salted_root
-from router.block_name import BlockName, BlockScheme, block_names
+from engine.block_hash import salted_root
+from router.block_name import BlockName, BlockScheme
+from router.hashed_prefixes import HashedPrefixes
 
 
 class Prompt:
@@ -16,11 +17,13 @@ class Prompt:
         cache_salt: str,
         num_output_tokens: int,
         session_key: str = "",
+        prefixes: HashedPrefixes | None = None,  # of earlier prompts
     ) -> None:
         self.token_ids = token_ids
         self.num_output_tokens = num_output_tokens  # expected still to come
         self.session_key = session_key
         self._cache_salt = cache_salt
+        self._prefixes = prefixes or HashedPrefixes()
         self._names: dict[BlockScheme, list[BlockName]] = {}
 
     def __len__(self) -> int:
@@ -29,10 +32,6 @@ class Prompt:
     def block_names(self, scheme: BlockScheme) -> list[BlockName]:
         """Names of its full blocks, in order."""
         if scheme not in self._names:
-            hashes = hash_blocks(
-                self.token_ids,
-                block_size=scheme.block_size,
-                root=salted_root(scheme.hash_root, self._cache_salt),
-            )
-            self._names[scheme] = block_names(hashes)
+            root = salted_root(scheme.hash_root, self._cache_salt)
+            self._names[scheme] = self._prefixes.names(self.token_ids, scheme, root=root)
         return self._names[scheme]

@@ -105,6 +105,7 @@ class RequestRun:
                 self._request.sampling.max_tokens - num_output
             ),
             session_key=self._request.session_key,
+            prefixes=dispatcher.prefixes,
         )
         start_ns, started_at_s = time.time_ns(), self._services.now()
         route = await dispatcher.choose(

@@ -1,7 +1,7 @@
 """Turns what a worker said on its state stream into the frozen data the policy sees."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from relevo.v1 import state_pb2
@@ -21,32 +21,38 @@ class Standing:
     distrusted_links: Collection[WorkerKey]
 
 
-def build_view(
+def facts_of(
     hello: state_pb2.WatchStateResponse.Hello,
     load: state_pb2.WorkerLoad | None,
-    standing: Standing,
     rates: TypicalRates,
-) -> WorkerView:
+) -> dict[str, Any]:
+    """What the worker told, by the names of a view's fields; it stays until the next message."""
+    return {
+        "key": WorkerKey(hello.worker.worker_id, hello.worker.incarnation),
+        "pool": hello.pool,
+        "max_num_seqs": hello.max_num_seqs,
+        "max_model_len": hello.max_model_len,
+        "max_num_batched_tokens": hello.max_num_batched_tokens,
+        "block_size": max(hello.layout.block_size, 1),
+        "hash_root": BlockHash(hello.hash_root),
+        "num_kv_blocks": hello.num_kv_blocks,
+        "kv_bytes_per_token": hello.kv_bytes_per_token,
+        **({} if load is None else _facts_of_load(hello.pool, load, rates)),
+    }
+
+
+def build_view(facts: Mapping[str, Any], standing: Standing) -> WorkerView:
     """One view of this moment."""
-    facts: dict[str, Any] = {} if load is None else _facts_of_load(hello.pool, load, rates)
-    links: dict[WorkerKey, LinkView] = facts.get("links", {})
-    for peer in standing.distrusted_links:
-        links.pop(peer, None)
-    return WorkerView(
-        key=WorkerKey(hello.worker.worker_id, hello.worker.incarnation),
-        pool=hello.pool,
+    view = WorkerView(
+        **facts,
         is_routable=standing.is_routable,
         has_refused=standing.has_refused,
-        max_num_seqs=hello.max_num_seqs,
-        max_model_len=hello.max_model_len,
-        max_num_batched_tokens=hello.max_num_batched_tokens,
-        block_size=max(hello.layout.block_size, 1),
-        hash_root=BlockHash(hello.hash_root),
-        num_kv_blocks=hello.num_kv_blocks,
-        kv_bytes_per_token=hello.kv_bytes_per_token,
         pending=standing.pending,
-        **facts,
     )
+    if not standing.distrusted_links:
+        return view
+    links = {k: link for k, link in view.links.items() if k not in standing.distrusted_links}
+    return replace(view, links=links)
 
 
 def _facts_of_load(pool: str, load: state_pb2.WorkerLoad, rates: TypicalRates) -> dict[str, Any]:

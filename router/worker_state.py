@@ -8,7 +8,7 @@ a stuck engine, the next load that says it lives
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from relevo.v1 import state_pb2
 
@@ -17,7 +17,7 @@ from router.block_name import BlockName, BlockScheme, block_names
 from router.picks import Picks
 from router.prefix_index import PrefixIndex
 from router.typical_rates import TypicalRates
-from router.view_builder import Standing, build_view
+from router.view_builder import Standing, build_view, facts_of
 from router.worker_view import Pending, WorkerKey, WorkerView
 from rpc.description import WorkerDescription
 
@@ -85,6 +85,7 @@ class WorkerState:
         self._distrusted_links: set[WorkerKey] = set()
         self._next_sequence = 0
         self._view: WorkerView | None = None
+        self._facts: dict[str, Any] | None = None  # of the view, as the worker told them
 
     @property
     def state(self) -> str:
@@ -157,6 +158,7 @@ class WorkerState:
             limit=hello.num_kv_blocks,
             scheme=BlockScheme(max(hello.layout.block_size, 1), BlockHash(hello.hash_root)),
         )
+        self._facts = None
         self._changed()
 
     def _apply_block_events(self, events: state_pb2.WatchStateResponse.BlockEvents) -> None:
@@ -176,6 +178,7 @@ class WorkerState:
         self._rates.learn(
             self.key, self.description.pool, load.prefill_tokens_per_s, load.rates_age_s
         )
+        self._facts = None
         self._changed()
 
     def disconnect(self, *, now_s: float) -> None:
@@ -283,7 +286,9 @@ class WorkerState:
                 pending=self._picks.total(),
                 distrusted_links=self._distrusted_links,
             )
-            self._view = build_view(self.hello, self.load, standing, self._rates)
+            if self._facts is None:
+                self._facts = facts_of(self.hello, self.load, self._rates)
+            self._view = build_view(self._facts, standing)
         return self._view
 
 

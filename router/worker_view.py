@@ -84,6 +84,8 @@ class WorkerView:
     fixed_s: float = field(init=False)  # of one step
     token_s: float = field(init=False)  # of one prompt token, with its share of a step
     queue_s: float = field(init=False)  # until a new request's prompt is computed
+    num_streams: int = field(init=False)  # that a further one would slow down
+    streams_s: float = field(init=False)  # added to them all by a further one's step, without KV
 
     def __post_init__(self) -> None:
         """Derive."""
@@ -100,6 +102,11 @@ class WorkerView:
         derive(self, "fixed_s", fixed_s)
         derive(self, "token_s", token_s)
         derive(self, "queue_s", self.num_tokens_ahead * token_s)
+        num_streams = min(num_requests, self.max_num_seqs)
+        derive(self, "num_streams", num_streams)
+        # One more row makes each step longer; unless known better, by what one prompt token takes.
+        is_known = self.request_s or self.kv_token_s
+        derive(self, "streams_s", num_streams * (self.request_s if is_known else token_s))
 
     def _count_requests(self) -> int:
         num_engine = self.num_running + self.num_waiting

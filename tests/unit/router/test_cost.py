@@ -2,7 +2,15 @@ from typing import Any
 
 import pytest
 
-from router.cost import AFFINITY_SHARE, Cost, Need, decode_part, local_bound_s, local_cost
+from router.cost import (
+    AFFINITY_SHARE,
+    Cost,
+    Need,
+    decode_part,
+    local_bounds,
+    local_cost,
+    pair_bounds,
+)
 from router.cost import pair_cost as full_pair_cost
 from router.worker_view import LinkView, Pending, WorkerView
 from tests.unit.router.views import LINK, TOKEN_S, decode, prefill
@@ -111,12 +119,20 @@ def test_nothing_measured_is_no_division_by_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    "taker", [decode(), decode(num_running=4), decode(num_free_blocks=0, num_used_blocks=9)]
+    "taker",
+    [
+        decode(),
+        decode(num_running=4, pending=Pending(num_tokens=10)),
+        decode(num_free_blocks=0, num_used_blocks=9),
+        decode(num_running=2, request_s=0.01, kv_token_s=1e-6),
+    ],
 )
-def test_the_local_bound_is_one(taker: WorkerView) -> None:
-    part = decode_part(NEED, taker, num_cached=160)
-    bound_s = local_bound_s(NEED, taker, part, num_cached_decode=160)
+def test_no_cost_is_below_its_bound(taker: WorkerView) -> None:
+    [bound_s] = local_bounds(NEED, [taker], {taker.key: 160})
     assert bound_s <= local(taker, num_cached_decode=160, num_strangers=1).total_s
+    feeder = prefill(num_waiting_uncached_tokens=70)
+    [bound_s] = pair_bounds(NEED, [feeder], {feeder.key: 160})
+    assert bound_s <= pair(taker, feeder, num_cached_prefill=160).total_s
 
 
 def test_the_terms_are_complete() -> None:
