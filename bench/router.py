@@ -4,7 +4,7 @@
 
 Decisions are for prompts of 8,192 tokens with block size 32. A quarter of the workers hold the
 first half; half of the workers prefill, each decode worker has 16 links. A decision hashes the
-prompt, asks both indexes and picks ("all"); counting the pick and predicting its blocks comes after.
+prompt, asks both indexes and picks ("all"); counting the pick and predicting its blocks follows.
 The state events are parsed from the bytes of a stream, 256 blocks a message. All times are CPU of
 one thread, so that neighbours on the machine count less; memory is what the process grows by.
 """

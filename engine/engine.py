@@ -192,6 +192,7 @@ class Engine:
                 num_decodes=stats.num_decodes,
                 num_chunk_tokens=stats.num_tokens - stats.num_decodes,
                 duration_s=stats.duration_s,
+                num_kv_tokens=schedule.num_decode_kv_tokens,
             )
         return StepOutput(outputs=outputs, stats=stats)
 
@@ -212,6 +213,7 @@ class Engine:
     def load(self) -> EngineLoad:
         """How busy the engine is."""
         queues = self._scheduler.queues
+        request_s, kv_token_s = self.rates.step_costs.marginal()
         return EngineLoad(
             num_running=len(queues.running),
             num_waiting=len(queues.waiting) + len(queues.activated),
@@ -220,7 +222,10 @@ class Engine:
             num_waiting_uncached_tokens=self._scheduler.num_uncached_tokens(),
             blocks=self._pool.counts(),
             prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
+            rates_age_s=self.rates.age_s,
             step_s=self.rates.decode_step_s(max(1, len(queues.running))),
+            request_s=request_s,
+            kv_token_s=kv_token_s,
             num_preemptions=self._scheduler.num_preemptions,
         )
 

@@ -1,5 +1,10 @@
 """How fast this engine is, learnt from every step."""
 
+import time
+from collections.abc import Callable
+
+from engine.step_costs import StepCosts
+
 _WEIGHT = 0.2  # of the newest observation
 _MIN_CHUNK_TOKENS = 32  # smaller pieces say more about overhead than about speed
 
@@ -11,9 +16,17 @@ class Rates:
     for any row), and its prompt tokens at `prefill_tokens_per_s` on top.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self.prefill_tokens_per_s = 0.0  # 0 = nothing observed yet
+        self.step_costs = StepCosts()
+        self._now = now
+        self._prefill_learnt_at_s = now()
         self._decode_step_s: dict[int, float] = {}  # by size class of the batch
+
+    @property
+    def age_s(self) -> float:
+        """Since a prompt last taught `prefill_tokens_per_s`."""
+        return self._now() - self._prefill_learnt_at_s
 
     def decode_step_s(self, num_decodes: int) -> float:
         """Predicted seconds of a step with this many decodes; 0 when nothing was observed."""
@@ -30,16 +43,27 @@ class Rates:
             predicted_s += num_chunk_tokens / self.prefill_tokens_per_s
         return predicted_s
 
-    def observe(self, *, num_decodes: int, num_chunk_tokens: int, duration_s: float) -> None:
+    def observe(
+        self,
+        *,
+        num_decodes: int,
+        num_chunk_tokens: int,
+        duration_s: float,
+        num_kv_tokens: int = 0,  # of the decodes
+    ) -> None:
         """Learn from one step."""
         if num_chunk_tokens >= _MIN_CHUNK_TOKENS and duration_s > 0.0:
             rest_s = duration_s - self.decode_step_s(num_decodes)
             # A step faster than its decodes alone is noise; it must not become a huge rate.
             rate = num_chunk_tokens / max(rest_s, 0.25 * duration_s)
             self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, rate)
+            self._prefill_learnt_at_s = self._now()
         elif num_decodes and not num_chunk_tokens:
             size = _size_class(num_decodes)
             self._decode_step_s[size] = _blend(self._decode_step_s.get(size, 0.0), duration_s)
+            self.step_costs.observe(
+                num_requests=num_decodes, num_kv_tokens=num_kv_tokens, duration_s=duration_s
+            )
 
     def max_chunk_tokens(self, *, num_decodes: int, limit_s: float) -> int | None:
         """Prompt tokens that keep a step under `limit_s`; None when nothing was observed."""

@@ -47,6 +47,11 @@ class Schedule:
         return sum(entry.num_tokens == 1 for entry in self.scheduled)
 
     @property
+    def num_decode_kv_tokens(self) -> int:
+        """Tokens of KV that those requests read."""
+        return sum(entry.end for entry in self.scheduled if entry.num_tokens == 1)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens in the step."""
         return sum(entry.num_tokens for entry in self.scheduled)

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.rates import Rates
+from tests.fakes import FakeClock
 
 
 def teach(rates: Rates, *, decode_s: float, tokens_per_s: float, times: int = 40) -> None:
@@ -61,3 +62,14 @@ def test_batch_sizes_nobody_saw_borrow_from_the_nearest():
     assert rates.decode_step_s(2) == 0.1
     assert rates.decode_step_s(8) == 0.4
     assert rates.decode_step_s(100) == 0.4
+
+
+def test_the_age_is_since_the_last_prompt():
+    clock = FakeClock()
+    rates = Rates(now=clock)
+    rates.observe(num_decodes=0, num_chunk_tokens=256, duration_s=0.1)
+    clock.advance(7.0)
+    rates.observe(num_decodes=4, num_chunk_tokens=0, duration_s=0.1)
+    assert rates.age_s == 7.0
+    rates.observe(num_decodes=4, num_chunk_tokens=256, duration_s=0.1)
+    assert rates.age_s == 0.0
