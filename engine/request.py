@@ -1,11 +1,13 @@
 """One request as the engine sees it, and what the engine says about it after a step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from engine.block_hash import BlockHash
 from engine.sampling.params import SamplingParams
 from engine.token_logprobs import PromptLogprobs, TokenLogprobs
+from engine.token_mask import TokenMask
 
 
 class FinishReason(StrEnum):
@@ -50,6 +52,7 @@ class Request:
     request_label: str = ""
     priority: int = 0  # lower runs earlier, and may preempt what is higher
     hand_over: bool = False  # compute, sample one token, keep the KV for a peer
+    new_token_mask: Callable[[], TokenMask] | None = None  # starts its grammar, if it has one
 
     # The engine's own, from here on.
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)

@@ -38,6 +38,7 @@ def run_schedule(
     _visit_fault_points(schedule.scheduled)
     kv_cache.zero(schedule.new_block_ids)
     batch = build_batch(schedule.scheduled, kv_cache)
+    row_maker.start(entry.request for entry in schedule.scheduled if entry.samples)
     logits = runner.forward(batch)
     results = _sample(schedule.scheduled, logits[: batch.num_samples], row_maker)
     prompts = _prompt_logprobs(schedule.scheduled, logits[batch.num_samples :])

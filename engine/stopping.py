@@ -9,6 +9,8 @@ def finish_reason(
     """Why the request ends with its newest token, or None when it goes on."""
     params = request.sampling_params
     token_id = request.token_ids[-1]
+    if request.new_token_mask is not None and token_id in eos_token_ids:
+        return FinishReason.STOP  # a finished grammar allows nothing else, min_tokens or not
     ends = token_id in params.stop_token_ids or (
         token_id in eos_token_ids and not params.ignore_eos
     )

@@ -2,7 +2,7 @@
 
     model's logits [rows, vocab]
       -> logprobs.py    what the client is told, before anything below has touched them
-      -> masks.py       tokens that may come at all: allowed_token_ids, a grammar
+      -> masks.py       tokens that may come at all: allowed_token_ids, grammar_masks.py
       -> bans.py        tokens that may not come now: min_tokens, bad words
       -> bias.py        logit_bias
       -> penalties.py   repetition, presence, frequency

@@ -1,5 +1,6 @@
 """What one row of logits needs to become a token."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -9,6 +10,7 @@ from engine.model_runner import ModelRunner
 from engine.request import Request
 from engine.sampling.bans import completed_by
 from engine.sampling.bias import LogitBias
+from engine.sampling.grammar_masks import GrammarMasks
 from engine.sampling.masks import mask_of
 from engine.sampling.params import SamplingParams
 from engine.sampling.penalties import TokenCounts
@@ -52,6 +54,11 @@ class RowMaker:
         self._vocab_size = runner.vocab_size
         self._device = runner.device
         self._prepared: WeakKeyDictionary[Request, _Prepared] = WeakKeyDictionary()
+        self._grammar_masks = GrammarMasks()
+
+    def start(self, requests: Iterable[Request]) -> None:
+        """Begin what `make` needs and what can be done while the forward runs."""
+        self._grammar_masks.start(requests)
 
     def make(self, request: Request) -> SamplingRow:
         """Return the row of the request's next token."""
@@ -68,8 +75,18 @@ class RowMaker:
         return SamplingRow(
             params=params,
             position=request.num_tokens,
-            token_mask=prepared.mask,
+            token_mask=self._token_mask(request, prepared),
             banned_token_ids=banned,
             bias=prepared.bias,
             token_counts=counts.update(request.token_ids) if counts is not None else None,
         )
+
+    def _token_mask(self, request: Request, prepared: _Prepared) -> torch.Tensor | None:
+        if request.new_token_mask is None:
+            return prepared.mask
+        mask = torch.from_numpy(self._grammar_masks.take(request)).to(self._device)
+        if prepared.mask is not None:
+            mask = mask & prepared.mask
+            if not bool(mask.any()):
+                raise ValueError("allowed_token_ids has no token that its grammar allows")
+        return mask
