@@ -30,9 +30,14 @@ class RequestQueues:
         self.held: dict[str, Request] = {}
 
     @property
+    def num_places(self) -> int:
+        """How many more may run."""
+        return self._max_num_seqs - len(self.running)
+
+    @property
     def has_place(self) -> bool:
         """Whether one more may run."""
-        return len(self.running) < self._max_num_seqs
+        return self.num_places > 0
 
     @property
     def num_growing(self) -> int:

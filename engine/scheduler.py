@@ -141,7 +141,7 @@ class Scheduler:
         while self.queues.activated:
             request = self.queues.activated[0]
             self._preempt_for(request, needs_place=True)
-            if not self.queues.has_place:
+            if not self.queues.has_place or self._is_last_place_of_head(request):
                 return
             self.queues.run(request)
 
@@ -191,6 +191,13 @@ class Scheduler:
         if not waiting or waiting[0].rank > request.rank or not self.queues.has_place:
             return False
         return self._num_lacking(waiting[0], self._demand(waiting[0])) > 0
+
+    def _is_last_place_of_head(self, request: Request) -> bool:
+        """Whether the one place left is for the head of the queue, which comes before `request`."""
+        waiting = self.queues.waiting
+        if self.queues.num_places > 1 or not waiting or waiting[0].rank > request.rank:
+            return False
+        return self._num_lacking(waiting[0], self._demand(waiting[0])) <= 0
 
     def _is_behind_unreserved(self, request: Request) -> bool:
         return self._unreserved is not None and self._unreserved.rank < request.rank
