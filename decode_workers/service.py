@@ -9,9 +9,11 @@ from relevo.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 
 from decode_workers.decoding import Admitted, Arrived, DecodeOrder, Decoding
 from engine.request import RequestOutput
+from grammar.library import GrammarLibrary
 from kv_transfer.control import PeerInfo, WorkerRef
 from kv_transfer.link_dialer import LinkDialer
 from rpc import engine_request
+from rpc.grammar_message import attach_grammar
 from rpc.mirror import from_message
 
 MAX_TIMEOUT_S = 600.0  # of a call without a deadline
@@ -22,8 +24,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
     """The gRPC face of a decode worker; holds no state of its own."""
 
-    def __init__(self, *, decoding: Decoding, dialer: LinkDialer) -> None:
+    def __init__(self, *, decoding: Decoding, dialer: LinkDialer, grammars: GrammarLibrary) -> None:
         self._decoding = decoding
+        self._grammars = grammars
         self._dialer = dialer
 
     async def SetPeers(  # noqa: N802
@@ -53,8 +56,11 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
         prefill_worker = None
         if request.HasField("prefill_worker"):
             prefill_worker = from_message(WorkerRef, request.prefill_worker)
+        params = request.request.sampling_params
+        own = engine_request.from_proto(request.request)
+        await attach_grammar(own, params, self._grammars)
         order = DecodeOrder(
-            request=engine_request.from_proto(request.request),
+            request=own,
             transfer_id=request.transfer_id,
             epoch=request.epoch,
             prefill_worker=prefill_worker,

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import torch
@@ -30,6 +31,8 @@ from engine.engine import Engine
 from engine.engine_loop import EngineLoop
 from engine.load import StepOutput
 from faults.plan import identify
+from grammar.library import GrammarLibrary
+from grammar.vocabulary import load_vocabulary
 from kv_transfer.control import PeerInfo, WorkerRef
 from kv_transfer.link_dialer import LinkDialer
 from kv_transfer.peer_link import LinkIdentity
@@ -145,6 +148,15 @@ class DecodeWorker:
             engine.kv_cache.tensor, layout=layout, worker=identity.worker, config=config
         )
         self._engine_loop = EngineLoop(engine, on_step=self._on_step)
+        self._grammars = GrammarLibrary(
+            partial(
+                load_vocabulary,
+                self._config.engine.model_path,
+                vocab_size=engine.vocab_size,
+                eos_token_ids=engine.eos_token_ids,
+            )
+        )
+        self._stack.callback(self._grammars.close)
         self._state = WorkerState(
             engine,
             description=description,
@@ -192,7 +204,8 @@ class DecodeWorker:
 
     def _add_servicers(self, server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            DecodeService(decoding=self._decoding, dialer=self._dialer), server
+            DecodeService(decoding=self._decoding, dialer=self._dialer, grammars=self._grammars),
+            server,
         )
         state_pb2_grpc.add_WorkerServiceServicer_to_server(  # type: ignore[no-untyped-call]
             WorkerService(self._state.feed), server

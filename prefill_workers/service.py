@@ -9,6 +9,7 @@ import grpc
 from relevo.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 
 from engine.request import FinishReason, RequestOutput, RequestTimings
+from grammar.library import GrammarLibrary
 from kv_transfer.control import (
     Commit,
     CommitChoice,
@@ -27,6 +28,7 @@ from prefill_workers.hand_over import HandOver, PrefillOrder
 from prefill_workers.link_channel import AcceptedLinkChannel, OpenLinkContext
 from rpc import engine_request
 from rpc.errors import InvalidRequestError, StaleWorkerError, UnknownTransferError
+from rpc.grammar_message import attach_grammar
 from rpc.logprobs import logprobs_to_proto
 from rpc.mirror import from_message, to_message
 
@@ -44,8 +46,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
     """The gRPC face of a prefill worker; holds no state of its own."""
 
-    def __init__(self, *, hand_over: HandOver, sender: KVSender, acceptor: LinkAcceptor) -> None:
+    def __init__(
+        self,
+        *,
+        hand_over: HandOver,
+        sender: KVSender,
+        acceptor: LinkAcceptor,
+        grammars: GrammarLibrary,
+    ) -> None:
         self._hand_over = hand_over
+        self._grammars = grammars
         self._sender = sender
         self._acceptor = acceptor
 
@@ -83,8 +93,11 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Compute one prompt."""
         left_s = context.time_remaining()
+        params = request.request.sampling_params
+        own = engine_request.from_proto(request.request, hand_over=True)
+        await attach_grammar(own, params, self._grammars)
         order = PrefillOrder(
-            request=engine_request.from_proto(request.request, hand_over=True),
+            request=own,
             transfer_id=request.transfer_id,
             epoch=request.epoch,
             decode_worker=from_message(WorkerRef, request.decode_worker),

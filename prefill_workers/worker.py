@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import torch
@@ -24,6 +25,8 @@ from engine.engine import Engine
 from engine.engine_loop import EngineLoop
 from engine.load import StepOutput
 from faults.plan import identify
+from grammar.library import GrammarLibrary
+from grammar.vocabulary import load_vocabulary
 from kv_transfer.control import WorkerRef
 from kv_transfer.link_acceptor import LinkAcceptor
 from kv_transfer.peer_link import LinkIdentity
@@ -131,6 +134,15 @@ class PrefillWorker:
             node_id=description.node_id,
         )
         self._engine_loop = EngineLoop(engine, on_step=self._on_step)
+        self._grammars = GrammarLibrary(
+            partial(
+                load_vocabulary,
+                self._config.engine.model_path,
+                vocab_size=engine.vocab_size,
+                eos_token_ids=engine.eos_token_ids,
+            )
+        )
+        self._stack.callback(self._grammars.close)
         self._acceptor = LinkAcceptor(identity, config=config)
         self._sender = KVSender(
             engine.kv_cache.tensor, layout=layout, config=config, acceptor=self._acceptor
@@ -177,7 +189,12 @@ class PrefillWorker:
 
     def _add_servicers(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            PrefillService(hand_over=self._hand_over, sender=self._sender, acceptor=self._acceptor),
+            PrefillService(
+                hand_over=self._hand_over,
+                sender=self._sender,
+                acceptor=self._acceptor,
+                grammars=self._grammars,
+            ),
             server,
         )
         state_pb2_grpc.add_WorkerServiceServicer_to_server(  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16relevo/v1/common.proto\x12\trelevo.v1\"\xa3\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12\x12\n\nmin_tokens\x18\x07 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12<\n\nlogit_bias\x18\r \x03(\x0b\x32(.relevo.v1.SamplingParams.LogitBiasEntry\x12+\n\tbad_words\x18\x0e \x03(\x0b\x32\x18.relevo.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\x10 \x01(\x05H\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\x05H\x01\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\x81\x01\n\x08Logprobs\x12\x16\n\x0estart_position\x18\x01 \x01(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x0f\n\x07num_top\x18\x04 \x01(\x05\x12\x15\n\rtop_token_ids\x18\x05 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x01\"\xc2\x01\n\rEngineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x32\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x19.relevo.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x15\n\rrequest_label\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\"\xc7\x01\n\x06Tokens\x12\x16\n\x0estart_position\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.relevo.v1.FinishReason\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12%\n\x08logprobs\x18\x06 \x01(\x0b\x32\x13.relevo.v1.Logprobs\x12,\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x13.relevo.v1.Logprobs\"\x97\x01\n\rWorkerTimings\x12\x16\n\x0eprefill_wait_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x17\n\x0ftransfer_tail_s\x18\x03 \x01(\x01\x12\x13\n\x0bslot_wait_s\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_decode_s\x18\x05 \x01(\x01\x12\x15\n\rkv_transfer_s\x18\x06 \x01(\x01\"3\n\tWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"N\n\x04Peer\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\"\xc0\x01\n\x08KVLayout\x12\x16\n\x0elayout_version\x18\x01 \x01(\x05\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nnum_layers\x18\x05 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\x05\x12\x10\n\x08head_dim\x18\x07 \x01(\x05\x12\x12\n\nblock_size\x18\x08 \x01(\x05\x12\x13\n\x0bhash_scheme\x18\t \x01(\t*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x19\n\x15\x46INISH_REASON_MIGRATE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16relevo/v1/common.proto\x12\trelevo.v1\"\xc8\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12\x12\n\nmin_tokens\x18\x07 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x01\x12<\n\nlogit_bias\x18\r \x03(\x0b\x32(.relevo.v1.SamplingParams.LogitBiasEntry\x12+\n\tbad_words\x18\x0e \x03(\x0b\x32\x18.relevo.v1.TokenSequence\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\x10 \x01(\x05H\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\x05H\x01\x88\x01\x01\x12#\n\x07grammar\x18\x12 \x01(\x0b\x32\x12.relevo.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\xa1\x01\n\x07Grammar\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.relevo.v1.Grammar.Kind\x12\x0c\n\x04text\x18\x02 \x01(\t\"a\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10KIND_JSON_SCHEMA\x10\x01\x12\x0e\n\nKIND_REGEX\x10\x02\x12\x0f\n\x0bKIND_CHOICE\x10\x03\x12\x0c\n\x08KIND_CFG\x10\x04\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\x81\x01\n\x08Logprobs\x12\x16\n\x0estart_position\x18\x01 \x01(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x01\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x0f\n\x07num_top\x18\x04 \x01(\x05\x12\x15\n\rtop_token_ids\x18\x05 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x01\"\xc2\x01\n\rEngineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x32\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x19.relevo.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x15\n\rrequest_label\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\"\xc7\x01\n\x06Tokens\x12\x16\n\x0estart_position\x18\x01 \x01(\x05\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.relevo.v1.FinishReason\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12%\n\x08logprobs\x18\x06 \x01(\x0b\x32\x13.relevo.v1.Logprobs\x12,\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x13.relevo.v1.Logprobs\"\x97\x01\n\rWorkerTimings\x12\x16\n\x0eprefill_wait_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x17\n\x0ftransfer_tail_s\x18\x03 \x01(\x01\x12\x13\n\x0bslot_wait_s\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_decode_s\x18\x05 \x01(\x01\x12\x15\n\rkv_transfer_s\x18\x06 \x01(\x01\"3\n\tWorkerRef\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"N\n\x04Peer\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\"\xc0\x01\n\x08KVLayout\x12\x16\n\x0elayout_version\x18\x01 \x01(\x05\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nnum_layers\x18\x05 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\x05\x12\x10\n\x08head_dim\x18\x07 \x01(\x05\x12\x12\n\nblock_size\x18\x08 \x01(\x05\x12\x13\n\x0bhash_scheme\x18\t \x01(\t*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x19\n\x15\x46INISH_REASON_MIGRATE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1637
-  _globals['_FINISHREASON']._serialized_end=1809
+  _globals['_FINISHREASON']._serialized_start=1838
+  _globals['_FINISHREASON']._serialized_end=2010
   _globals['_SAMPLINGPARAMS']._serialized_start=38
-  _globals['_SAMPLINGPARAMS']._serialized_end=585
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=496
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=544
-  _globals['_TOKENSEQUENCE']._serialized_start=587
-  _globals['_TOKENSEQUENCE']._serialized_end=621
-  _globals['_LOGPROBS']._serialized_start=624
-  _globals['_LOGPROBS']._serialized_end=753
-  _globals['_ENGINEREQUEST']._serialized_start=756
-  _globals['_ENGINEREQUEST']._serialized_end=950
-  _globals['_TOKENS']._serialized_start=953
-  _globals['_TOKENS']._serialized_end=1152
-  _globals['_WORKERTIMINGS']._serialized_start=1155
-  _globals['_WORKERTIMINGS']._serialized_end=1306
-  _globals['_WORKERREF']._serialized_start=1308
-  _globals['_WORKERREF']._serialized_end=1359
-  _globals['_PEER']._serialized_start=1361
-  _globals['_PEER']._serialized_end=1439
-  _globals['_KVLAYOUT']._serialized_start=1442
-  _globals['_KVLAYOUT']._serialized_end=1634
+  _globals['_SAMPLINGPARAMS']._serialized_end=622
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=533
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=581
+  _globals['_GRAMMAR']._serialized_start=625
+  _globals['_GRAMMAR']._serialized_end=786
+  _globals['_GRAMMAR_KIND']._serialized_start=689
+  _globals['_GRAMMAR_KIND']._serialized_end=786
+  _globals['_TOKENSEQUENCE']._serialized_start=788
+  _globals['_TOKENSEQUENCE']._serialized_end=822
+  _globals['_LOGPROBS']._serialized_start=825
+  _globals['_LOGPROBS']._serialized_end=954
+  _globals['_ENGINEREQUEST']._serialized_start=957
+  _globals['_ENGINEREQUEST']._serialized_end=1151
+  _globals['_TOKENS']._serialized_start=1154
+  _globals['_TOKENS']._serialized_end=1353
+  _globals['_WORKERTIMINGS']._serialized_start=1356
+  _globals['_WORKERTIMINGS']._serialized_end=1507
+  _globals['_WORKERREF']._serialized_start=1509
+  _globals['_WORKERREF']._serialized_end=1560
+  _globals['_PEER']._serialized_start=1562
+  _globals['_PEER']._serialized_end=1640
+  _globals['_KVLAYOUT']._serialized_start=1643
+  _globals['_KVLAYOUT']._serialized_end=1835
 # @@protoc_insertion_point(module_scope)
