@@ -6,7 +6,6 @@ pieces of prompts one by one. All it knows beyond that row rides the forward's k
 `attention_metadata`, so two engines in one process never meet.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,65 +20,39 @@ from engine.attention_metadata import (
     decode_mask,
 )
 from engine.kv_cache import KVCache
+from engine.model_probe import AttentionProbe
 
 ATTENTION_NAME = "relevo_paged"
-
-
-class AttentionProbe:
-    """Stands in for the metadata while a model is loaded, and notes what its layers ask for."""
-
-    # Arguments that change the result and that `paged_attention` does not know.
-    UNKNOWN_EXTRAS = ("s_aux", "position_bias")
-
-    def __init__(self) -> None:
-        self.layers: list[int] = []
-        self.shapes: list[tuple[int, int, torch.dtype]] = []  # kv heads, head_dim, dtype
-        self.windows: dict[int, int | None] = {}
-        self.extras: set[str] = set()
-
-    def note(
-        self,
-        module: torch.nn.Module,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        arguments: Mapping[str, Any],
-    ) -> None:
-        """Remember one layer's call."""
-        layer = module.layer_idx
-        assert isinstance(layer, int)
-        self.layers.append(layer)
-        self.windows[layer] = arguments["sliding_window"]
-        for tensor in (key, value):
-            self.shapes.append((tensor.shape[1], tensor.shape[3], tensor.dtype))
-        self.extras |= {name for name in self.UNKNOWN_EXTRAS if arguments.get(name) is not None}
-        if getattr(module, "is_causal", True) is False:
-            self.extras.add("attention to later tokens")
 
 
 def paged_attention(  # noqa: PLR0913 - the signature is transformers'
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, num_heads, num_tokens, head_dim]
     key: torch.Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
-    value: torch.Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
-    attention_mask: torch.Tensor | None,  # noqa: ARG001 - ours are in the metadata
+    value: torch.Tensor,  # [1, num_kv_heads, num_tokens, value_dim]
+    attention_mask: torch.Tensor | None,  # a model that builds one is refused at load
     *,
     attention_metadata: AttentionMetadata | AttentionProbe,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,  # [num_heads] logits of the attention sinks
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer over this step's row; [1, num_tokens, num_heads, head_dim]."""
+    """Attention of one layer over this step's row; [1, num_tokens, num_heads, value_dim]."""
     if isinstance(attention_metadata, AttentionProbe):
-        arguments["sliding_window"] = sliding_window
+        arguments |= {"sliding_window": sliding_window, "attention_mask": attention_mask}
         attention_metadata.note(module, key, value, arguments)
         shape = (1, query.shape[2], query.shape[1], value.shape[3])
         return query.new_zeros(shape), None
     layer = module.layer_idx
     assert isinstance(layer, int)
     kv_cache = attention_metadata.kv_cache
+    value_dim, head_dim = value.shape[3], kv_cache.spec.head_dim
+    scaling = query.shape[3] ** -0.5 if scaling is None else scaling
+    query, key, value = (_widened(x, head_dim) for x in (query, key, value))
     _write(kv_cache, attention_metadata.write_index[layer], key[0], value[0])
-    attend = _Attend(scaling, sliding_window, softcap)
+    attend = _Attend(scaling, sliding_window, softcap, s_aux)
     pieces: list[torch.Tensor] = []  # each [tokens, num_heads, head_dim]
     if attention_metadata.decodes is not None:
         pieces.append(_attend_decodes(attend, kv_cache, attention_metadata.decodes, query, layer))
@@ -88,7 +61,13 @@ def paged_attention(  # noqa: PLR0913 - the signature is transformers'
         new = (query[:, :, row], key[:, :, row], value[:, :, row])
         pieces.append(_attend_chunk(attend, kv_cache, chunk, new, layer))
     output = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    return output.unsqueeze(0), None
+    return output[..., :value_dim].unsqueeze(0), None
+
+
+def _widened(heads: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Zeros after heads narrower than the cache's: no score and no kept output changes."""
+    missing = head_dim - heads.shape[-1]
+    return F.pad(heads, (0, missing)) if missing else heads
 
 
 def _write(
@@ -101,12 +80,24 @@ def _write(
 class _Attend:
     """Softmax attention with the extras of one layer."""
 
-    __slots__ = ("scaling", "softcap", "window")
+    __slots__ = ("scaling", "sinks", "softcap", "window")
 
-    def __init__(self, scaling: float | None, window: int | None, softcap: float | None) -> None:
+    def __init__(
+        self,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
         self.scaling = scaling
         self.window = window
         self.softcap = softcap
+        self.sinks = sinks
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a fused kernel can do it."""
+        return self.softcap is None and self.sinks is None
 
     def __call__(
         self,
@@ -117,14 +108,13 @@ class _Attend:
         *,
         is_causal: bool = False,
     ) -> torch.Tensor:
+        if not self.is_plain:
+            return self._by_hand(query, key, value, mask)
         grouped = query.shape[1] != key.shape[1]
         if grouped and mask is not None and not query.is_cpu:
             # With a mask CUDA has a fast kernel only for equal head counts.
-            groups = query.shape[1] // key.shape[1]
-            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+            key, value = _repeated(key, query), _repeated(value, query)
             grouped = False
-        if self.softcap is not None:
-            return _attend_with_softcap(query, key, value, mask, (self.scaling, self.softcap))
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -135,26 +125,32 @@ class _Attend:
             enable_gqa=grouped,
         )
 
+    def _by_hand(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Scores squeezed by tanh before the mask, and a sink that takes its share of weight."""
+        key, value = _repeated(key, query), _repeated(value, query)
+        scores = torch.matmul(query, key.transpose(2, 3)) * self.scaling
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if mask is not None:
+            scores = scores + mask
+        if self.sinks is not None:
+            # One sink per head of the model; decode rows have their heads in two dimensions.
+            sinks = self.sinks.view(1, query.shape[1], -1, 1).to(scores.dtype)
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:3], 1)), dim=-1)
+        at_least_float32 = torch.promote_types(query.dtype, torch.float32)
+        weights = torch.softmax(scores, dim=-1, dtype=at_least_float32).to(query.dtype)
+        return torch.matmul(weights[..., : key.shape[2]], value)
 
-def _attend_with_softcap(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling_and_cap: tuple[float | None, float],
-) -> torch.Tensor:
-    """Scores squeezed by tanh before the mask; no fused kernel does that."""
-    scaling, softcap = scaling_and_cap
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.matmul(query, key.transpose(2, 3)) * scale
-    scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores + mask
-    at_least_float32 = torch.promote_types(query.dtype, torch.float32)
-    weights = torch.softmax(scores, dim=-1, dtype=at_least_float32).to(query.dtype)
-    return torch.matmul(weights, value)
+
+def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """KV heads, each as often as query heads share it."""
+    return heads.repeat_interleave(query.shape[1] // heads.shape[1], dim=1)
 
 
 def _attend_decodes(
@@ -181,7 +177,7 @@ def _attend_chunk(
     query, key, value = new
     context_len = chunk.context_start + chunk.num_tokens
     fits_window = attend.window is None or context_len <= attend.window
-    if chunk.context_start == 0 and fits_window and attend.softcap is None:
+    if chunk.context_start == 0 and fits_window and attend.is_plain:
         output = attend(query, key, value, is_causal=True)
     else:
         key, value = _gather(kv_cache, chunk.slab_index[layer], 1)
