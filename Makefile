@@ -5,6 +5,7 @@ TORCH ?= cpu
 MINUTES ?= 10
 SEED ?= 1
 ARGS ?=
+JOBS ?= -n 2 --dist loadgroup
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,10 +43,10 @@ serve: setup ## the whole cluster on this machine (ARGS='--set decode.replicas=2
 	@exec $(BIN)/relevo serve $(ARGS)
 
 test: setup ## everything that runs on a CPU: unit, integration, e2e
-	$(BIN)/pytest -m 'not gpu' $(ARGS)
+	$(BIN)/pytest -m 'not gpu' $(JOBS) $(ARGS)
 
 unit: $(STAMP) ## the fast tests
-	$(BIN)/pytest tests/unit $(ARGS)
+	$(BIN)/pytest tests/unit $(JOBS) $(ARGS)
 
 check: $(STAMP) ## format, lint, types, floors, spelling, protos
 	$(BIN)/ruff format --check .
