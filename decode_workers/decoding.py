@@ -7,8 +7,8 @@ Life cycle of a request in a decode worker, with a prefill worker:
 2. Transferring: the prefill worker's Transfer stream is followed; its first offer takes the blocks,
    each range that is offered and not cached here is fetched.
 3. Arrived: all KV is here and committed; the prefill worker is told to let go of its own.
-4. Decoding: the first token came with the COMMIT, the engine goes on from it.
-5. Finished: the blocks are free or cached, the Decode stream ends.
+4. Decoding: the first token of each choice came with the COMMIT, the engine goes on from them.
+5. Finished: every choice has ended, the blocks are free or cached, the Decode stream ends.
 
 Without a prefill worker 2 and 3 fall away and the engine computes the prompt first. A request that
 is cancelled, fails or migrates gives up its blocks in any state; a transfer that failed is lost,
@@ -17,14 +17,15 @@ and the router tries again elsewhere.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from decode_workers.trace import DecodeTrace
 from engine.engine_loop import EngineLoop
 from engine.engine_thread import EngineFailedError, EngineStoppedError
+from engine.output import make_output
 from engine.request import FinishReason, Request, RequestOutput
 from engine.request_stream import RequestStream
 from faults.plan import fault_point_async
@@ -60,6 +61,16 @@ class Admitted:
     """The request will be worked on."""
 
 
+@dataclass(slots=True, kw_only=True)
+class RunningRequest:
+    """A request from its admission to the end of its stream."""
+
+    request: Request
+    leg: Leg
+    trace: DecodeTrace
+    cancelled_choices: set[int] = field(default_factory=set)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
     """The KV is here."""
@@ -93,6 +104,15 @@ class Decoding:
         self._open_control = open_control
         self._metrics = worker_metrics
         self._attempts = itertools.count()
+        self._running: dict[tuple[int, int], RunningRequest] = {}
+
+    def cancel_choices(self, transfer_id: int, epoch: int, choices: Iterable[int]) -> None:
+        """End some choices of a request, whatever it is at; unknown ones are over already."""
+        running = self._running.get((transfer_id, epoch))
+        if running is not None:
+            for choice_index in choices:
+                running.cancelled_choices.add(choice_index)
+                self._engine_loop.abort_choice(running.request.request_id, choice_index)
 
     async def decode(
         self, order: DecodeOrder
@@ -105,10 +125,12 @@ class Decoding:
         await fault_point_async("admission", request_label=request.request_label)
         with self._admission.admit(request.request_id, incarnation=order.decode_incarnation) as leg:
             yield Admitted()
+            running = RunningRequest(request=request, leg=leg, trace=trace)
             try:
-                async with aclosing(self._work(order, leg, trace)) as messages:
-                    async for message in messages:
-                        yield message
+                with self._listed(order, running):
+                    async with aclosing(self._work(order, running)) as messages:
+                        async for message in messages:
+                            yield message
             except (EngineFailedError, EngineStoppedError) as error:
                 raise WorkerUnavailableError(str(error)) from error
             finally:
@@ -116,19 +138,29 @@ class Decoding:
                 # Whatever is left of it; nothing, as a rule.
                 self._engine_loop.abort(request.request_id)
 
+    @contextmanager
+    def _listed(self, order: DecodeOrder, running: RunningRequest) -> Iterator[None]:
+        key = (order.transfer_id, order.epoch)
+        self._running[key] = running
+        try:
+            yield
+        finally:
+            if self._running.get(key) is running:
+                del self._running[key]
+
     def _work(
-        self, order: DecodeOrder, leg: Leg, trace: DecodeTrace
+        self, order: DecodeOrder, running: RunningRequest
     ) -> AsyncGenerator[Arrived | RequestOutput]:
         if order.prefill_worker is None:
-            return self._decode_alone(order.request, leg, trace)
-        return self._decode_handed_over(order, leg, trace)
+            return self._decode_alone(running)
+        return self._decode_handed_over(order, running)
 
     async def _decode_alone(
-        self, request: Request, leg: Leg, trace: DecodeTrace
+        self, running: RunningRequest
     ) -> AsyncGenerator[Arrived | RequestOutput]:
-        stream = await self._engine_loop.submit(request)
+        stream = await self._engine_loop.submit(running.request)
         try:
-            async for output in self._checked(stream, leg, trace):
+            async for output in self._checked(stream, running):
                 # The router counts tokens; progress without any is of no use to it.
                 if output.token_ids or output.finish_reason or output.prompt_logprobs:
                     yield output
@@ -136,14 +168,14 @@ class Decoding:
             stream.close()
 
     async def _decode_handed_over(
-        self, order: DecodeOrder, leg: Leg, trace: DecodeTrace
+        self, order: DecodeOrder, running: RunningRequest
     ) -> AsyncGenerator[Arrived | RequestOutput]:
         request, num_tokens = order.request, order.request.num_tokens
-        received = await self._receive(order, leg)
+        received = await self._receive(order, running.leg)
         if received is None:
-            yield _first_output(request, num_tokens, finish_reason=FinishReason.MIGRATE)
+            yield make_output(request, finish_reason=FinishReason.MIGRATE)
             return
-        trace.received(received)
+        running.trace.received(received)
         if received.num_bytes:
             self._metrics.observe(metrics.KV_TRANSFER_SECONDS, received.transfer_s)
         yield Arrived(
@@ -152,19 +184,37 @@ class Decoding:
             transfer_s=received.transfer_s,
             tail_s=received.tail_s,
         )
-        choice = received.commit.choices[0]
-        if choice.finish_reason:
-            reason = FinishReason(choice.finish_reason)
-            yield _first_output(request, num_tokens, choice=choice, finish_reason=reason)
-            return
-        stream = self._engine_loop.open_stream(request.request_id)
+        choices = received.commit.choices
+        if sorted(choice.index for choice in choices) != list(request.choices):
+            raise TransferLostError("the commit does not name the choices that were asked for")
+        for choice in choices:
+            if choice.finish_reason:
+                yield _first_output(request, num_tokens, choice)
+        wanted = [
+            choice
+            for choice in choices
+            if not choice.finish_reason and choice.index not in running.cancelled_choices
+        ]
+        if wanted:
+            async with aclosing(self._go_on(running, num_tokens, wanted)) as outputs:
+                async for output in outputs:
+                    yield output
+
+    async def _go_on(
+        self, running: RunningRequest, num_tokens: int, choices: list[CommitChoice]
+    ) -> AsyncGenerator[RequestOutput]:
+        """Decode from the peer's first tokens."""
+        request = running.request
+        first_tokens = {choice.index: choice.token_id for choice in choices}
+        stream = self._engine_loop.open_stream(request.request_id, first_tokens)
         try:
             await self._engine_loop.call(
-                lambda engine: engine.activate(request.request_id, choice.token_id)
+                lambda engine: engine.activate(request.request_id, first_tokens)
             )
-            # The engine says nothing about a token it did not sample, unless that ends the request.
-            yield _first_output(request, num_tokens, choice=choice)
-            async for output in self._checked(stream, leg, trace):
+            # The engine says nothing about a token it did not sample, unless that ends the choice.
+            for choice in choices:
+                yield _first_output(request, num_tokens, choice)
+            async for output in self._checked(stream, running):
                 yield output
         finally:
             stream.close()
@@ -199,17 +249,20 @@ class Decoding:
             raise TransferLostError(str(error)) from error
 
     async def _checked(
-        self, stream: RequestStream, leg: Leg, trace: DecodeTrace
+        self, stream: RequestStream, running: RunningRequest
     ) -> AsyncGenerator[RequestOutput]:
         """Read the engine's outputs; a failure becomes an error, a drain a MIGRATE."""
+        leg, cancelled = running.leg, running.cancelled_choices
         leg.when_migrating(partial(self._engine_loop.abort, stream.request_id))
         async for output in stream:
             leg.is_waiting = False
+            if output.finish_reason is FinishReason.ABORT and output.choice_index in cancelled:
+                continue
             if output.finish_reason is FinishReason.ABORT and leg.is_migrating:
                 yield replace(output, finish_reason=FinishReason.MIGRATE)
                 return
             self._raise_on_failure(output)
-            trace.token(output)
+            running.trace.token(output)
             yield output
 
     def _raise_on_failure(self, output: RequestOutput) -> None:
@@ -221,20 +274,15 @@ class Decoding:
             raise WorkerUnavailableError(output.error or "the worker stops")
 
 
-def _first_output(
-    request: Request,
-    position: int,
-    *,
-    choice: CommitChoice | None = None,
-    finish_reason: FinishReason | None = None,
-) -> RequestOutput:
-    """What the engine did not say: the peer's first token, or that there will be none."""
+def _first_output(request: Request, position: int, choice: CommitChoice) -> RequestOutput:
+    """What the engine did not say: the peer's first token of a choice."""
     return RequestOutput(
         request_id=request.request_id,
+        choice_index=choice.index,
         start_position=position,
-        token_ids=() if choice is None else (choice.token_id,),
-        logprobs=() if choice is None or choice.logprobs is None else (choice.logprobs,),
+        token_ids=(choice.token_id,),
+        logprobs=() if choice.logprobs is None else (choice.logprobs,),
         num_computed_tokens=position,
         num_cached_tokens=request.num_cached_tokens,
-        finish_reason=finish_reason,
+        finish_reason=FinishReason(choice.finish_reason) if choice.finish_reason else None,
     )

@@ -8,6 +8,7 @@ import grpc
 from relevo.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 
 from decode_workers.decoding import Admitted, Arrived, DecodeOrder, Decoding
+from engine.admission import MAX_CHOICES
 from engine.request import RequestOutput
 from grammar.library import GrammarLibrary
 from kv_transfer.control import PeerInfo, WorkerRef
@@ -68,7 +69,7 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
             timeout_s=MAX_TIMEOUT_S if left_s is None else min(left_s, MAX_TIMEOUT_S),
         )
         arrived: Arrived | None = None
-        is_first = True
+        told: set[int] = set()  # choices of which something was said
         async with aclosing(self._decoding.decode(order)) as messages:
             async for message in messages:
                 if isinstance(message, Admitted):
@@ -76,8 +77,20 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
                 elif isinstance(message, Arrived):
                     arrived = message
                 else:
+                    is_first = message.choice_index not in told
+                    told.add(message.choice_index)
                     yield _to_response(message, arrived, is_first=is_first)
-                    is_first = False
+
+    async def CancelChoices(  # noqa: N802
+        self,
+        request: decode_pb2.CancelChoicesRequest,
+        context: Context,  # noqa: ARG002
+    ) -> decode_pb2.CancelChoicesResponse:
+        """End some choices of a request."""
+        self._decoding.cancel_choices(
+            request.transfer_id, request.epoch, request.choice_indexes[:MAX_CHOICES]
+        )
+        return decode_pb2.CancelChoicesResponse()
 
 
 def _to_response(

@@ -2,27 +2,26 @@
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 
-from engine.admission import validate_request
+from engine.admission import validate_choices, validate_request
 from engine.block_hash import BlockHash, hash_root
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.kv_cache import LAYOUT_VERSION, KVCache
+from engine.live_requests import LiveRequests
 from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput, StepStats
 from engine.model_runner import ModelRunner, choose_num_blocks
 from engine.output import add_logprobs, make_output, note_sampled, note_scheduled
 from engine.rates import Rates
-from engine.request import FinishReason, Request, RequestOutput, RequestStatus
-from engine.sampling.params import SamplingParams
+from engine.request import Request, RequestOutput, RequestStatus, Reservation
 from engine.sampling.rows import RowMaker
 from engine.schedule import Schedule
 from engine.scheduler import Scheduler
 from engine.step import RowResult, run_schedule
-from engine.stopping import finish_reason
+from engine.warm_up import run_warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +29,11 @@ _STEP_LIMIT_S = 1.0  # a step is planned to stay under this
 _WARM_UP_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """Blocks promised to a request whose KV comes from a peer."""
-
-    block_ids: list[int]
-    num_cached_tokens: int  # leading tokens whose KV is here already
-
-
 class Engine:
     """Owns model, KV and scheduler of one rank; all methods belong to one thread.
 
-    Invariant: a request is in exactly one queue of the scheduler, or finished and forgotten.
+    Invariants: a request, or each of its choices, is in exactly one queue of the scheduler, or
+    finished and forgotten; each choice ends in exactly one output with a finish reason.
     """
 
     def __init__(self, config: EngineConfig, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +64,12 @@ class Engine:
             hash_root=self.hash_root,
         )
         self._row_maker = RowMaker(self._runner)
-        self._requests: dict[str, Request] = {}
+        self._requests = LiveRequests(
+            self._scheduler,
+            self.kv_cache,
+            eos_token_ids=self.eos_token_ids,
+            max_model_len=self.max_model_len,
+        )
 
     # Requests in
 
@@ -82,10 +79,10 @@ class Engine:
         num_tokens = min(
             _WARM_UP_TOKENS, self.config.max_num_batched_tokens, self.max_model_len // 2
         )
-        self._run_warm_up(1, num_tokens)
+        run_warm_up(self, num_requests=1, num_tokens=num_tokens)
         self.rates = Rates()  # the first run paid for memory and lazy set-up
-        self._run_warm_up(1, num_tokens)
-        self._run_warm_up(self.config.max_num_seqs, 1)
+        run_warm_up(self, num_requests=1, num_tokens=num_tokens)
+        run_warm_up(self, num_requests=self.config.max_num_seqs, num_tokens=1)
         self._pool.clear()
         self._pool.drain_events()
         return self.rates
@@ -93,7 +90,7 @@ class Engine:
     def add_request(self, request: Request) -> None:
         """Compute the tokens and go on from there; ValueError when that can never be done."""
         self._validate(request)
-        self._requests[request.request_id] = request
+        self._requests.add(request)
         request.arrived_at_s = self._now()
         self._scheduler.add(request)
 
@@ -104,53 +101,47 @@ class Engine:
         if new_block_ids is None:
             return None
         self.kv_cache.zero(new_block_ids)
-        self._requests[request.request_id] = request
+        self._requests.add(request)
         return Reservation(
             block_ids=list(request.block_ids), num_cached_tokens=request.num_cached_tokens
         )
 
-    def activate(self, request_id: str, first_token_id: int) -> RequestOutput | None:
-        """All reserved KV is here; run on from the peer's token, unless it ends the request."""
-        request = self._requests.get(request_id)
+    def activate(self, request_id: str, first_tokens: Mapping[int, int]) -> list[RequestOutput]:
+        """All reserved KV is here; run on from the peer's tokens, of each choice still to run.
+
+        Returns the outputs of those that their token ends.
+        """
+        request = next(iter(self._requests.get(request_id)), None)
         if request is None or request.status is not RequestStatus.WAITING_FOR_KV:
             raise ValueError(f"Got {request_id = } but expected a reserved request")
-        if not 0 <= first_token_id < self.vocab_size:
-            raise ValueError(f"Got {first_token_id = } but expected one below {self.vocab_size}")
+        if not set(first_tokens) <= set(request.choices) or not first_tokens:
+            raise ValueError(f"Got {first_tokens = } but expected some of {request.choices = }")
+        if not all(0 <= token_id < self.vocab_size for token_id in first_tokens.values()):
+            raise ValueError(f"Got {first_tokens = } but expected ids below {self.vocab_size}")
         request.arrived_at_s = self._now()
-        self._scheduler.activate(request, first_token_id)
         request.has_kv_from_peer = True
         request.prompt_logprobs_start = request.num_prompt_tokens  # the peer has told them
-        reason = finish_reason(
-            request, eos_token_ids=self.eos_token_ids, max_model_len=self.max_model_len
-        )
-        if reason is None:
-            return None
-        self._end(request)
-        return make_output(
-            request, token_ids=(first_token_id,), finish_reason=reason, with_timings=True
-        )
+        self._scheduler.activate(request)
+        outputs = self._requests.go_on(request, first_tokens, with_timings=True)
+        return [output for output in outputs if output.finish_reason is not None]
 
     # Requests out
 
     def blocks_of(self, request_id: str) -> list[int]:
         """Blocks of a request, in token order; empty when it has none."""
-        request = self._requests.get(request_id)
-        return list(request.block_ids) if request is not None else []
+        return [block_id for each in self._requests.get(request_id) for block_id in each.block_ids]
 
-    def release(self, request_id: str) -> RequestOutput | None:
+    def release(self, request_id: str) -> list[RequestOutput]:
         """Give up the blocks of a handed-over request; one that still runs is aborted."""
         return self.abort(request_id)
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request in any state; its last output, or None when there is nothing to say."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
-        had_ended = request.status is RequestStatus.FINISHED
-        self._end(request)
-        if had_ended:
-            return None
-        return make_output(request, finish_reason=FinishReason.ABORT, with_timings=True)
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End a request in any state; the last output of each choice that had not ended."""
+        return self._requests.abort(request_id)
+
+    def abort_choice(self, request_id: str, choice_index: int) -> list[RequestOutput]:
+        """End one choice, also one whose prompt is still being computed; the others go on."""
+        return self._requests.abort_choice(request_id, choice_index)
 
     # Steps
 
@@ -177,7 +168,11 @@ class Engine:
             text = f"{type(error).__name__}: {error}"
             results = [RowResult(entry=entry, error=text) for entry in schedule.scheduled]
         ended_at_s = self._now()
-        outputs = [add_logprobs(self._apply(each, ended_at_s), each) for each in results]
+        outputs = [
+            output
+            for result in results
+            for output in add_logprobs(self._apply(result, ended_at_s), result)
+        ]
         stats = StepStats(
             num_decodes=schedule.num_decodes,
             num_chunks=len(schedule.scheduled) - schedule.num_decodes,
@@ -215,15 +210,15 @@ class Engine:
         queues = self._scheduler.queues
         request_s, kv_token_s = self.rates.step_costs.marginal()
         return EngineLoad(
-            num_running=len(queues.running),
-            num_waiting=len(queues.waiting) + len(queues.activated),
+            num_running=queues.num_running_seqs,
+            num_waiting=sum(each.num_seqs for each in (*queues.waiting, *queues.activated)),
             num_waiting_for_kv=len(queues.waiting_for_kv),
             num_held_requests=len(queues.held),
             num_waiting_uncached_tokens=self._scheduler.num_uncached_tokens(),
             blocks=self._pool.counts(),
             prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
             rates_age_s=self.rates.age_s,
-            step_s=self.rates.decode_step_s(max(1, len(queues.running))),
+            step_s=self.rates.decode_step_s(max(1, queues.num_running_seqs)),
             request_s=request_s,
             kv_token_s=kv_token_s,
             num_preemptions=self._scheduler.num_preemptions,
@@ -232,28 +227,18 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError when the books of blocks and requests do not agree."""
         self._pool.check_integrity()
-        self._scheduler.check_integrity(self._requests.values())
-
-    def _run_warm_up(self, num_requests: int, num_tokens: int) -> None:
-        for number in range(num_requests):
-            token_ids = [(number + position) % self.vocab_size for position in range(num_tokens)]
-            self.add_request(
-                Request(
-                    request_id=f"warm-up-{number}",
-                    token_ids=token_ids or [0],
-                    num_prompt_tokens=max(1, num_tokens),
-                    sampling_params=SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True),
-                    # Its own salt each time: a cached prompt would show no speed.
-                    cache_salt=f"warm-up-{time.monotonic_ns()}",
-                )
-            )
-        while self.has_work():
-            self.step()
+        self._scheduler.check_integrity(self._requests)
 
     def _validate(self, request: Request) -> None:
         if request.request_id in self._requests:
             raise ValueError(f"Got {request.request_id = } but expected an id not in use")
         validate_request(request, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
+        validate_choices(
+            request,
+            max_num_seqs=self.config.max_num_seqs,
+            num_kv_blocks=self.kv_cache.num_blocks,
+            block_size=self.config.block_size,
+        )
 
     def _schedule(self) -> Schedule:
         num_running = len(self._scheduler.queues.running)
@@ -269,37 +254,14 @@ class Engine:
         )
         return schedule
 
-    def _apply(self, result: RowResult, ended_at_s: float) -> RequestOutput:
+    def _apply(self, result: RowResult, ended_at_s: float) -> list[RequestOutput]:
         request = result.entry.request
         if result.error is not None:
-            return self._fail(request, result.error)
-        self._scheduler.update(result.entry, result.token_id)
-        if result.token_id is None:
-            return make_output(request)
+            return self._requests.fail(request, result.error)
+        self._scheduler.update(result.entry)
+        if not result.token_ids:
+            return [make_output(request)]
         is_first = not request.has_first_output
         note_sampled(request, ended_at_s)
-        reason = finish_reason(
-            request, eos_token_ids=self.eos_token_ids, max_model_len=self.max_model_len
-        )
-        if request.hand_over:
-            # Also when it ends here: a peer may be reading the blocks until it is told.
-            self._scheduler.hold(request)
-        elif reason is not None:
-            self._end(request)
-        return make_output(
-            request,
-            token_ids=(result.token_id,),
-            finish_reason=reason,
-            with_timings=is_first or reason is not None,
-        )
-
-    def _fail(self, request: Request, error: str) -> RequestOutput:
-        del self._requests[request.request_id]
-        self._scheduler.remove(request, is_poisoned=True)
-        return make_output(
-            request, finish_reason=FinishReason.ERROR, error=error, with_timings=True
-        )
-
-    def _end(self, request: Request) -> None:
-        del self._requests[request.request_id]
-        self._scheduler.remove(request)
+        tokens = dict(zip(request.choices, result.token_ids, strict=True))
+        return self._requests.go_on(request, tokens, with_timings=is_first)

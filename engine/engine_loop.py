@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from engine.engine import Engine, Reservation
+from engine.engine import Engine
 from engine.engine_thread import EngineFailedError, EngineStoppedError, EngineThread, Future, Mail
 from engine.load import StepOutput
-from engine.request import FinishReason, Request, RequestOutput
+from engine.request import FinishReason, Request, RequestOutput, Reservation
 from engine.request_stream import RequestStream
 
 logger = logging.getLogger(__name__)
@@ -60,24 +60,24 @@ class EngineLoop:
     async def call(self, verb: Callable[[Engine], T]) -> T:
         """Run a verb on the engine's thread, between two steps.
 
-        The verb runs even when the caller is cancelled meanwhile. A RequestOutput that it returns
-        (of `activate`, `abort`, `release`) also goes to the request's stream.
+        The verb runs even when the caller is cancelled meanwhile. RequestOutputs that it returns
+        (of `activate`, `abort`, `release`) also go to the request's stream.
         """
         future: asyncio.Future[T] = self._new_future()
         self._thread.send(verb, future)
         return await future
 
-    def open_stream(self, request_id: str) -> RequestStream:
-        """Listen to a request from now on."""
+    def open_stream(self, request_id: str, choices: Iterable[int] = (0,)) -> RequestStream:
+        """Listen to a request from now on, until each of these choices has ended."""
         if request_id in self._streams:
             raise ValueError(f"Got {request_id = } but expected one without a stream")
-        stream = RequestStream(request_id, self._forget_stream)
+        stream = RequestStream(request_id, self._forget_stream, choices=choices)
         self._streams[request_id] = stream
         return stream
 
     async def submit(self, request: Request) -> RequestStream:
         """Add a request and listen to it; ValueError when it can never be served."""
-        stream = self.open_stream(request.request_id)
+        stream = self.open_stream(request.request_id, request.choices)
         try:
             await self.call(lambda engine: engine.add_request(request))
         except asyncio.CancelledError:
@@ -102,9 +102,11 @@ class EngineLoop:
 
     def abort(self, request_id: str) -> None:
         """End a request in any state; from any thread, and harmless at any time."""
-        # An engine that has ended holds no request any more.
-        with contextlib.suppress(EngineFailedError, EngineStoppedError):
-            self._thread.send(lambda engine: engine.abort(request_id), None)
+        self._tell(lambda engine: engine.abort(request_id))
+
+    def abort_choice(self, request_id: str, choice_index: int) -> None:
+        """End one choice of a request; the same way."""
+        self._tell(lambda engine: engine.abort_choice(request_id, choice_index))
 
     def heartbeat(self) -> Heartbeat:
         """Sign of life; from any thread."""
@@ -114,6 +116,11 @@ class EngineLoop:
             predicted_step_s=0.0 if is_idle else self._engine.predicted_step_s,
             is_idle=is_idle,
         )
+
+    def _tell(self, verb: Callable[[Engine], object]) -> None:
+        # An engine that has ended holds no request any more.
+        with contextlib.suppress(EngineFailedError, EngineStoppedError):
+            self._thread.send(verb, None)
 
     def _new_future(self) -> Future:
         assert self._loop is not None, "start() comes first"
@@ -148,10 +155,12 @@ class EngineLoop:
 
     def _end_streams(self) -> None:
         failure = self.failure
-        for stream in list(self._streams.values()):
+        ends = [(s, index) for s in self._streams.values() for index in sorted(s.open_choices)]
+        for stream, choice_index in ends:
             stream.deliver(
                 RequestOutput(
                     request_id=stream.request_id,
+                    choice_index=choice_index,
                     start_position=0,
                     token_ids=(),
                     num_computed_tokens=0,

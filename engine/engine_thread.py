@@ -177,8 +177,9 @@ class EngineThread:
             result = verb(self._engine)
         except Exception as raised:  # noqa: BLE001 - it goes to whoever sent the verb
             error = raised
-        if isinstance(result, RequestOutput):
-            mail.outputs.append(result)  # the end of a request reaches its stream, too
+        if isinstance(result, list):
+            # The ends of a request's choices reach its stream, too.
+            mail.outputs += [each for each in result if isinstance(each, RequestOutput)]
         if future is not None:
             mail.replies.append((future, result, error))
         elif error is not None:

@@ -1,5 +1,6 @@
 """The KV tensor: one slab per block, so that a block hands over without a gather."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,12 @@ class KVCache:
         if block_ids:
             index = torch.tensor(block_ids, device=self.tensor.device)
             self.tensor.index_fill_(0, index, 0)
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, each pair from the first to the second."""
+        if copies:
+            sources, targets = torch.tensor(copies, device=self.tensor.device).T
+            self.tensor[targets] = self.tensor[sources]
 
     def scratch(self, num_slabs: int) -> torch.Tensor:
         """Memory for a gather, [num_slabs, slab], valid until the next call."""

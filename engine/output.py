@@ -42,6 +42,7 @@ def make_output(
     """The output of one step for one request; its tokens are the newest of the request."""
     return RequestOutput(
         request_id=request.request_id,
+        choice_index=request.choice_index,
         start_position=request.num_tokens - len(token_ids),
         token_ids=token_ids,
         num_computed_tokens=request.num_computed_tokens,
@@ -52,12 +53,38 @@ def make_output(
     )
 
 
-def add_logprobs(output: RequestOutput, result: RowResult) -> RequestOutput:
-    """The output and what its step says of probabilities, when it says anything."""
-    if result.logprobs is None and result.prompt_logprobs is None:
-        return output
-    logprobs = () if result.logprobs is None or not output.token_ids else (result.logprobs,)
+def add_logprobs(outputs: list[RequestOutput], result: RowResult) -> list[RequestOutput]:
+    """The outputs and what their step says of probabilities, when it says anything."""
+    if not result.logprobs and result.prompt_logprobs is None:
+        return outputs
+    request = result.entry.request
+    of_choice = dict(zip(request.choices, result.logprobs, strict=False))
+    outputs = [
+        replace(output, logprobs=(of_choice[output.choice_index],))
+        if output.token_ids and of_choice
+        else output
+        for output in outputs
+    ]
     if result.prompt_logprobs is not None:
-        request, entries = result.entry.request, result.prompt_logprobs.entries
+        entries = result.prompt_logprobs.entries
         request.prompt_logprobs_start = result.prompt_logprobs.start_position + len(entries)
-    return replace(output, logprobs=logprobs, prompt_logprobs=result.prompt_logprobs)
+        outputs[0] = replace(outputs[0], prompt_logprobs=result.prompt_logprobs)
+    return outputs
+
+
+def last_output(
+    request: Request, choice_index: int, finish_reason: FinishReason, *, error: str | None = None
+) -> RequestOutput:
+    """The end of one choice without a token."""
+    output = make_output(request, finish_reason=finish_reason, error=error, with_timings=True)
+    return replace(output, choice_index=choice_index)
+
+
+def last_outputs(
+    request: Request, finish_reason: FinishReason, *, error: str | None = None
+) -> list[RequestOutput]:
+    """The end of every choice of a request that was not ended before."""
+    return [
+        last_output(request, choice_index, finish_reason, error=error)
+        for choice_index in sorted(request.open_choices)
+    ]

@@ -8,12 +8,12 @@ held             handed over: its blocks stay until the peer has read them
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.request import Request, RequestStatus
 
 
-def _rank(request: Request) -> tuple[int, int]:
+def _rank(request: Request) -> tuple[int, int, int]:
     return request.rank
 
 
@@ -30,19 +30,23 @@ class RequestQueues:
         self.held: dict[str, Request] = {}
 
     @property
-    def num_places(self) -> int:
-        """How many more may run."""
-        return self._max_num_seqs - len(self.running)
+    def num_running_seqs(self) -> int:
+        """Places taken among the running."""
+        return sum(request.num_seqs for request in self.running)
 
     @property
-    def has_place(self) -> bool:
-        """Whether one more may run."""
-        return self.num_places > 0
+    def num_places(self) -> int:
+        """How many more may run."""
+        return self._max_num_seqs - self.num_running_seqs
+
+    def has_place_for(self, request: Request) -> bool:
+        """Whether it may run, with all its choices."""
+        return request.num_seqs <= self.num_places
 
     @property
     def num_growing(self) -> int:
         """Running requests that may soon want one more block each."""
-        return sum(not request.hand_over for request in self.running)
+        return sum(request.num_seqs for request in self.running if not request.hand_over)
 
     def arrive(self, request: Request) -> None:
         """Give a request its rank, unless it has one."""
@@ -71,6 +75,14 @@ class RequestQueues:
         self.leave(request)
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_rank)
+
+    def fork(self, request: Request, branches: Sequence[Request]) -> None:
+        """Put its choices in the place of a running or activated request."""
+        queue = self.running if request.status is RequestStatus.RUNNING else self.activated
+        queue.remove(request)
+        for branch in branches:
+            insort(queue, branch, key=_rank)
+        request.status = RequestStatus.FINISHED
 
     def hold(self, request: Request) -> None:
         """Keep a running request for a peer."""
@@ -106,8 +118,8 @@ class RequestQueues:
         assert sorted(map(id, queued)) == sorted(map(id, requests)), "a request is lost or doubled"
         for queue in queues:
             assert queue == sorted(queue, key=_rank), "a queue is out of order"
-        assert len(self.running) <= self._max_num_seqs, "more run than may"
-        assert not any(request.block_ids for request in self.waiting)
+        assert self.num_places >= 0, "more run than may"
+        assert not any(request.owned_block_ids for request in self.waiting)
 
     def _preemptable(self) -> list[Request]:
         return [each for each in (*self.running, *self.activated) if not each.hand_over]

@@ -7,7 +7,10 @@ preemption are all that.
     waiting   -> running    all blocks of its tokens are taken at once, its cached prefix first
     activated -> running    its blocks are there already (the KV came from a peer)
     running, activated -> waiting   preempted: its blocks are given up
-    running   -> held       a hand-over has sampled its token; blocks stay until released
+    running   -> held       a hand-over has sampled its tokens; blocks stay until released
+
+A request of several choices is one entry until its prompt is computed and takes their places among
+the running from the start; then it forks, and each choice is scheduled, preempted and ended alone.
 
 Rank, which is priority and then arrival, orders everything. A request is preempted, the last in
 rank first, for the next token of one before it, or for the place and the prompt of one with a
@@ -16,7 +19,7 @@ out in turn.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.block_hash import BlockHash
 from engine.block_pool import BlockPool
@@ -65,10 +68,9 @@ class Scheduler:
         self.queues.wait_for_kv(request)
         return new_block_ids
 
-    def activate(self, request: Request, token_id: int) -> None:
-        """All KV of a reserved request has arrived, and its next token with it."""
+    def activate(self, request: Request) -> None:
+        """All KV of a reserved request has arrived; the caller adds its next token, or forks it."""
         request.num_computed_tokens = request.num_tokens
-        request.token_ids.append(token_id)
         self._blocks.store_computed(request)
         self.queues.activate(request)
 
@@ -93,18 +95,21 @@ class Scheduler:
         self._unreserved = None
         return schedule
 
-    def update(self, entry: ScheduledRequest, token_id: int | None) -> None:
-        """Apply one request's result; `token_id` when it sampled."""
-        request = entry.request
-        request.num_computed_tokens = entry.end
-        self._blocks.store_computed(request)
-        if token_id is not None:
-            request.token_ids.append(token_id)
+    def update(self, entry: ScheduledRequest) -> None:
+        """Apply one request's share of a step; the token it sampled is the caller's to add."""
+        entry.request.num_computed_tokens = entry.end
+        self._blocks.store_computed(entry.request)
+
+    def fork(self, request: Request, branches: Sequence[Request]) -> list[tuple[int, int]]:
+        """Put its choices in the place of a computed request; blocks to copy, from and to."""
+        copies = self._blocks.fork(request, branches)
+        self.queues.fork(request, branches)
+        return copies
 
     # Ways out
 
     def hold(self, request: Request) -> None:
-        """A hand-over has its token: keep the blocks for the peer, leave the running set."""
+        """A hand-over has its tokens: keep the blocks for the peer, leave the running set."""
         self._pool.hold(request.block_ids)
         self.queues.hold(request)
 
@@ -112,10 +117,11 @@ class Scheduler:
         """End a request wherever it is and give up its blocks."""
         if is_poisoned:
             self._pool.forget(request.block_ids)
-        give_up = self._pool.release if request.request_id in self.queues.held else self._pool.free
+        if request.request_id in self.queues.held:
+            self._pool.release(request.block_ids)
+            request.block_ids = []
         self.queues.leave(request)
-        give_up(request.block_ids)
-        request.block_ids = []
+        self._blocks.free(request)
         request.status = RequestStatus.FINISHED
 
     # Numbers
@@ -131,7 +137,7 @@ class Scheduler:
         """AssertionError when a request is not in exactly one queue, or owns what it should not."""
         requests = list(requests)
         self.queues.check_integrity(requests)
-        owned = {block_id for request in requests for block_id in request.block_ids}
+        owned = {block_id for request in requests for block_id in request.owned_block_ids}
         counts = self._pool.counts()
         assert len(owned) == counts.used + counts.held, "a block has lost its owner"
 
@@ -141,7 +147,7 @@ class Scheduler:
         while self.queues.activated:
             request = self.queues.activated[0]
             self._preempt_for(request, needs_place=True)
-            if not self.queues.has_place or self._is_last_place_of_head(request):
+            if not self.queues.has_place_for(request) or self._is_place_of_head(request):
                 return
             self.queues.run(request)
 
@@ -157,7 +163,7 @@ class Scheduler:
 
     def _admit_next(self, schedule: Schedule) -> Request | None:
         """Move the head of the queue to the running set when there is room for all of it."""
-        if not self.queues.waiting or not self.queues.has_place:
+        if not self.queues.waiting or not self.queues.has_place_for(self.queues.waiting[0]):
             return None
         request = self.queues.waiting[0]
         if self._is_behind_unreserved(request):
@@ -188,14 +194,18 @@ class Scheduler:
     def _is_behind_starved_head(self, request: Request) -> bool:
         """Whether the head of the queue comes before `request` and waits for blocks alone."""
         waiting = self.queues.waiting
-        if not waiting or waiting[0].rank > request.rank or not self.queues.has_place:
+        if not waiting or waiting[0].rank > request.rank:
+            return False
+        if not self.queues.has_place_for(waiting[0]):
             return False
         return self._num_lacking(waiting[0], self._demand(waiting[0])) > 0
 
-    def _is_last_place_of_head(self, request: Request) -> bool:
-        """Whether the one place left is for the head of the queue, which comes before `request`."""
+    def _is_place_of_head(self, request: Request) -> bool:
+        """Whether what `request` would take is for the head of the queue, which comes before it."""
         waiting = self.queues.waiting
-        if self.queues.num_places > 1 or not waiting or waiting[0].rank > request.rank:
+        if not waiting or waiting[0].rank > request.rank:
+            return False
+        if self.queues.num_places - request.num_seqs >= waiting[0].num_seqs:
             return False
         return self._num_lacking(waiting[0], self._demand(waiting[0])) <= 0
 
@@ -259,24 +269,31 @@ class Scheduler:
         """Let requests of a worse priority make way for one, as long as that can be enough."""
         victims = self.queues.preemptable_for(request)
         # With each goes the block it might have wanted next.
-        num_yielded = sum(len(victim.block_ids) + 1 for victim in victims)
+        yielded = {block_id for victim in victims for block_id in victim.owned_block_ids}
+        num_yielded = len(yielded) + sum(victim.num_seqs for victim in victims)
         if demand is not None and self._num_lacking(request, demand) > num_yielded:
             return
-        if needs_place and not self.queues.has_place:
-            running = [each for each in victims if each.status is RequestStatus.RUNNING]
-            if not running:
-                return
-            self._preempt(running[0])
-            victims.remove(running[0])
+        if needs_place and not self._make_place(request, victims):
+            return
         for victim in victims:
             if demand is None or self._num_lacking(request, demand) <= 0:
                 return
             self._preempt(victim)
 
+    def _make_place(self, request: Request, victims: list[Request]) -> bool:
+        """Let running ones go until all choices of `request` have a place, if that can be."""
+        running = [each for each in victims if each.status is RequestStatus.RUNNING]
+        if self.queues.num_places + sum(each.num_seqs for each in running) < request.num_seqs:
+            return False
+        while not self.queues.has_place_for(request):
+            victim = running.pop(0)
+            self._preempt(victim)
+            victims.remove(victim)
+        return True
+
     def _preempt(self, request: Request) -> None:
         self.queues.leave(request)
-        self._pool.free(request.block_ids)
-        request.block_ids = []
+        self._blocks.free(request)
         request.num_computed_tokens = 0
         request.num_stored_blocks = 0
         request.num_preemptions += 1

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
@@ -25,9 +26,9 @@ class RowResult:
     """What a step did for one request."""
 
     entry: ScheduledRequest
-    token_id: int | None = None  # set when it sampled
+    token_ids: tuple[int, ...] = ()  # one of each of its choices, when it sampled
     error: str | None = None  # set when this request failed, and it alone
-    logprobs: TokenLogprobs | None = None  # of the token, when wanted
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, when wanted
     prompt_logprobs: PromptLogprobs | None = None
 
 
@@ -44,8 +45,8 @@ def run_schedule(
     prompts = _prompt_logprobs(schedule.scheduled, logits[batch.num_samples :])
     return [
         replace(
-            results.get(entry.request.request_id) or RowResult(entry=entry),
-            prompt_logprobs=prompts.get(entry.request.request_id),
+            results.get(id(entry)) or RowResult(entry=entry),
+            prompt_logprobs=prompts.get(id(entry)),
         )
         for entry in schedule.scheduled
     ]
@@ -53,58 +54,64 @@ def run_schedule(
 
 def _sample(
     scheduled: Sequence[ScheduledRequest], logits: torch.Tensor, row_maker: RowMaker
-) -> dict[str, RowResult]:
+) -> dict[int, RowResult]:
+    """Identity of the entry -> its result; a prompt of several choices has a row for each."""
     entries = [entry for entry in scheduled if entry.samples]
-    made = [_make_row(entry.request, row_maker) for entry in entries]
-    token_ids = sample(logits, [row for row, _ in made])
-    logprobs = _output_logprobs(entries, logits, token_ids)
-    return {
-        entry.request.request_id: RowResult(
+    made = [_make_rows(entry.request, row_maker) for entry in entries]
+    counts = [len(rows) for rows, _ in made]
+    if sum(counts) > len(counts):
+        logits = logits.repeat_interleave(torch.tensor(counts, device=logits.device), dim=0)
+    rows = [row for rows, _ in made for row in rows]
+    token_ids = sample(logits, rows)
+    logprobs = _output_logprobs(rows, logits, token_ids)
+    results: dict[int, RowResult] = {}
+    numbers = iter(range(len(rows)))
+    for entry, (own_rows, error) in zip(entries, made, strict=True):
+        own = list(islice(numbers, len(own_rows)))
+        usable = tuple(token_id for n in own if (token_id := token_ids[n]) is not None)
+        results[id(entry)] = RowResult(
             entry=entry,
-            token_id=token_id,
-            error=error or ("logits are not finite" if token_id is None else None),
-            logprobs=logprobs.get(n),
+            token_ids=usable,
+            error=error or ("logits are not finite" if len(usable) < len(own) else None),
+            logprobs=tuple(logprobs[n] for n in own if n in logprobs),
         )
-        for n, (entry, token_id, (_, error)) in enumerate(
-            zip(entries, token_ids, made, strict=True)
-        )
-    }
+    return results
 
 
-def _make_row(request: Request, row_maker: RowMaker) -> tuple[SamplingRow, str | None]:
-    """The boundary around one row: what fails here fails one request."""
+def _make_rows(request: Request, row_maker: RowMaker) -> tuple[list[SamplingRow], str | None]:
+    """The boundary around one request's rows, one a choice: what fails here fails it alone."""
     try:
         verdict = fault_point("sample", request_label=request.request_label)
         row = row_maker.make(request)
     except Exception as error:
         logger.exception("sampling for request %s failed", request.request_id)
         plain = SamplingRow(params=request.sampling_params, position=request.num_tokens)
-        return plain, f"{type(error).__name__}: {error}"
-    return row, f"fault at sample: {verdict}" if verdict else None
+        return [plain] * request.num_choices, f"{type(error).__name__}: {error}"
+    others = [replace(row, choice_index=choice_index) for choice_index in request.choices[1:]]
+    return [row, *others], f"fault at sample: {verdict}" if verdict else None
 
 
 def _output_logprobs(
-    entries: Sequence[ScheduledRequest], logits: torch.Tensor, token_ids: Sequence[int | None]
+    rows: Sequence[SamplingRow], logits: torch.Tensor, token_ids: Sequence[int | None]
 ) -> dict[int, TokenLogprobs]:
     """Row number -> logprobs of its token, where they are wanted."""
     wanted = {
         n: (token_id, num_top)
-        for n, (entry, token_id) in enumerate(zip(entries, token_ids, strict=True))
-        if (num_top := entry.request.sampling_params.num_logprobs) is not None
-        and token_id is not None
+        for n, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
+        if (num_top := row.params.num_logprobs) is not None and token_id is not None
     }
     if not wanted:
         return {}
     chosen, num_tops = zip(*wanted.values(), strict=True)
-    rows = torch.tensor(list(wanted), device=logits.device)
-    return dict(zip(wanted, token_logprobs(logits[rows], chosen, num_tops), strict=True))
+    index = torch.tensor(list(wanted), device=logits.device)
+    return dict(zip(wanted, token_logprobs(logits[index], chosen, num_tops), strict=True))
 
 
 def _prompt_logprobs(
     scheduled: Sequence[ScheduledRequest], logits: torch.Tensor
-) -> dict[str, PromptLogprobs]:
-    """Request id -> logprobs of the piece of its prompt that this step went through."""
-    found: dict[str, PromptLogprobs] = {}
+) -> dict[int, PromptLogprobs]:
+    """Identity of the entry -> logprobs of the piece of its prompt that this step went through."""
+    found: dict[int, PromptLogprobs] = {}
     for entry in scheduled:
         request, positions = entry.request, entry.prompt_logprob_positions
         if not positions:
@@ -114,7 +121,7 @@ def _prompt_logprobs(
         own, logits = logits[: len(positions)], logits[len(positions) :]
         token_ids = request.token_ids[positions.start : positions.stop]
         entries = token_logprobs(own, token_ids, [num_top] * len(positions))
-        found[request.request_id] = PromptLogprobs(positions.start, tuple(entries))
+        found[id(entry)] = PromptLogprobs(positions.start, tuple(entries))
     return found
 
 

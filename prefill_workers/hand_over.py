@@ -6,7 +6,8 @@ Life cycle of a request in a prefill worker:
    router meant another process.
 2. Announced: the sender knows the transfer, so that the decode worker may follow it already.
 3. Computing: each step's finished tokens are offered, a cached prefix with the first of them.
-4. Committed: the prompt is computed and its first token sampled; the Prefill stream ends.
+4. Committed: the prompt is computed and the first token of each choice sampled; the Prefill stream
+   ends.
 5. Held: the blocks stay until the decode worker releases them or the lease runs out.
 
 A request that is cancelled, fails or migrates leaves 2 and 3 through the sender, which lets go of
@@ -17,7 +18,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from engine.engine import Engine
@@ -83,7 +84,13 @@ class HeldRequest:
 
     request: Request
     trace: PrefillTrace
+    first_tokens: list[CommitChoice] = field(default_factory=list)
     is_let_go: bool = False
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether each choice has its first token."""
+        return len(self.first_tokens) == self.request.num_choices
 
 
 class HandOver:
@@ -156,10 +163,10 @@ class HandOver:
                         yield replace(output, finish_reason=FinishReason.MIGRATE)
                         return
                     self._raise_on_failure(output, held.trace)
-                    self._announce(order, output, await block_ids)
-                    held.trace.computed(output)
+                    self._announce(order, held, output, await block_ids)
+                    held.trace.computed(output, is_last=held.is_computed)
                     yield output
-                    if output.token_ids:
+                    if held.is_computed:
                         return
             finally:
                 stream.close()
@@ -174,16 +181,23 @@ class HandOver:
             raise RequestFailedError(output.error or "the engine failed the request")
         raise TransferLostError("the transfer was given up before its prompt was computed")
 
-    def _announce(self, order: PrefillOrder, output: RequestOutput, block_ids: list[int]) -> None:
+    def _announce(
+        self, order: PrefillOrder, held: HeldRequest, output: RequestOutput, block_ids: list[int]
+    ) -> None:
         num_tokens = output.num_computed_tokens
         self._sender.offer(order.transfer_id, num_tokens, block_ids)
         if output.token_ids:
-            choice = CommitChoice(
-                token_id=output.token_ids[0],
-                finish_reason=output.finish_reason or "",
-                logprobs=output.logprobs[0] if output.logprobs else None,
+            held.first_tokens.append(
+                CommitChoice(
+                    index=output.choice_index,
+                    token_id=output.token_ids[0],
+                    finish_reason=output.finish_reason or "",
+                    logprobs=output.logprobs[0] if output.logprobs else None,
+                )
             )
-            self._sender.commit(order.transfer_id, Commit(num_tokens=num_tokens, choices=(choice,)))
+        if held.is_computed:
+            commit = Commit(num_tokens=num_tokens, choices=tuple(held.first_tokens))
+            self._sender.commit(order.transfer_id, commit)
 
     def _let_go(self, held: HeldRequest) -> None:
         held.is_let_go = True

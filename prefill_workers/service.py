@@ -1,7 +1,7 @@
 """PrefillService: messages in, the KV plane's and the engine's verbs, messages out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -104,10 +104,14 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
             prefill_incarnation=request.prefill_incarnation,
             hold_s=MAX_HOLD_S if left_s is None else min(left_s, MAX_HOLD_S),
         )
+        first_choice = order.request.choice_index
         async with aclosing(self._hand_over.prefill(order)) as outputs:
             async for output in outputs:
-                for response in _to_prefill_responses(output):
-                    yield response
+                # Before the tokens too: a short prompt has no other message of its cached tokens.
+                if output.choice_index == first_choice:
+                    yield _to_progress(output)
+                if output.token_ids or output.finish_reason or output.prompt_logprobs:
+                    yield _to_prefill_tokens(output)
 
     async def Transfer(  # noqa: N802
         self,
@@ -159,20 +163,22 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
         return prefill_pb2.ReleaseResponse()
 
 
-def _to_prefill_responses(output: RequestOutput) -> Iterator[prefill_pb2.PrefillResponse]:
+def _to_progress(output: RequestOutput) -> prefill_pb2.PrefillResponse:
     response = prefill_pb2.PrefillResponse
-    # Before the token too: a short prompt has no other message that tells of its cached tokens.
-    yield response(
+    return response(
         progress=response.Progress(
             num_computed_tokens=output.num_computed_tokens,
             num_cached_tokens=output.num_cached_tokens,
         )
     )
-    if output.prompt_logprobs is not None and not output.token_ids:
-        yield response(tokens=engine_request.output_to_tokens(output))
-    elif output.token_ids or output.finish_reason is not None:
-        timings = engine_request.timings_to_proto(output.timings or RequestTimings())
-        yield response(tokens=engine_request.output_to_tokens(output), timings=timings)
+
+
+def _to_prefill_tokens(output: RequestOutput) -> prefill_pb2.PrefillResponse:
+    response = prefill_pb2.PrefillResponse(tokens=engine_request.output_to_tokens(output))
+    if output.token_ids or output.finish_reason is not None:
+        timings = output.timings or RequestTimings()
+        response.timings.CopyFrom(engine_request.timings_to_proto(timings))
+    return response
 
 
 def _to_transfer_response(message: TransferMessage) -> prefill_pb2.TransferResponse:

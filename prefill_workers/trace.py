@@ -20,11 +20,11 @@ class PrefillTrace:
             }
         )
 
-    def computed(self, output: RequestOutput) -> None:
-        """Some more of the prompt may be fetched; all of it when there is a token."""
+    def computed(self, output: RequestOutput, *, is_last: bool) -> None:
+        """Some more of the prompt may be fetched, or all of it."""
         if self._offered_ns is None:
             self._offered_ns = time.time_ns()
-        if output.token_ids:
+        if is_last:
             self._finish(output)
 
     def _finish(self, output: RequestOutput) -> None:

@@ -1,17 +1,18 @@
 """One try to serve a request on chosen workers.
 
 1. Both legs open at once: Decode, and Prefill if a prefill worker takes part.
-2. Prefill tells its progress and the first token; Decode is admitted and tells every token it
-   knows. `TokenMerger` makes one stream of both, delivered in the moment it arrives.
-3. The first decisive event settles the attempt: a finish, a failed leg, a worker without a sign of
-   life. Prefill may fail or end once the first token is out: the rest is the decode worker's.
+2. Prefill tells its progress and the first token of each choice; Decode is admitted and tells every
+   token it knows. `TokenMerger` makes one stream of both, delivered in the moment it arrives.
+3. The first decisive event settles the attempt: the finish of its last choice, a failed leg, a
+   worker without a sign of life. Prefill may fail or end once a first token is out: the rest is the
+   decode worker's.
 4. Whatever ends it, also a cancel: both calls are cancelled, which frees what the workers hold; the
    prefill worker is also told to release, since its call may have ended just before.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -20,7 +21,7 @@ import grpc
 from relevo.v1 import common_pb2, decode_pb2, prefill_pb2
 
 from router.failures import failure_of, failure_on
-from router.legs import AttemptPlan, open_decode, open_prefill
+from router.legs import AttemptPlan, cancel_choice, open_decode, open_prefill
 from router.logprobs import read_logprobs
 from router.request import FinishReason, TokenBatch
 from router.retry import Failure
@@ -44,8 +45,8 @@ _LOGGER = logging.getLogger(__name__)
 class Deliver(Protocol):
     """Hands tokens to the consumer; must not block."""
 
-    def __call__(self, batch: TokenBatch) -> None:
-        """With a finish reason it is the last call."""
+    def __call__(self, batch: TokenBatch, record: AttemptRecord) -> None:
+        """With a finish reason it is the last call for that choice."""
         ...
 
 
@@ -57,28 +58,29 @@ class Attempt:
         plan: AttemptPlan,
         *,
         channels: ChannelPool,
-        merger: TokenMerger,
+        mergers: Mapping[int, TokenMerger],  # by choice index
         record: AttemptRecord,
         deliver: Deliver,
     ) -> None:
         self._plan = plan
         self._channels = channels
-        self._merger = merger
+        self._mergers = mergers
         self._record = record
         self._deliver = deliver
-        self._settled: asyncio.Future[FinishReason | Failure] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._settled: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         self._answered: set[WorkerKey] = set()
-        self._start_position = merger.position
-        self._prefill_over = asyncio.Event()  # its token came, or there is none to come
-        self._finish_reason: FinishReason | None = None  # known, but tokens before it are missing
+        self._num_known = sum(len(merger.output) for merger in mergers.values())
+        self._cancels: set[asyncio.Future[None]] = set()
+        self._unprefilled = set(mergers)  # choices whose first token Prefill may still tell
+        self._prefill_over = asyncio.Event()  # its tokens came, or there are none to come
         if plan.prefill is None:
             self._prefill_over.set()
 
-    async def run(self) -> FinishReason | Failure:
-        """Serve; a failure is returned, not raised."""
-        self._merger.start_attempt()
+    async def run(self) -> Failure | None:
+        """Serve until every choice is over; a failure is returned, not raised."""
+        for merger in self._mergers.values():
+            merger.start_attempt()
+        self._settle_if_complete()  # all it was meant for may have been cancelled while it waited
         plan = self._plan
         legs = [asyncio.create_task(self._guard(plan.decode, self._run_decode))]
         if plan.prefill is not None:
@@ -94,7 +96,10 @@ class Attempt:
                 worker.drop_pick(plan.transfer_id)
             for leg_task in legs:
                 leg_task.cancel()
-            await asyncio.gather(*legs, return_exceptions=True)
+            # With the Decode call all its choices end; to cancel one means nothing now.
+            for cancel in self._cancels:
+                cancel.cancel()
+            await asyncio.gather(*legs, *self._cancels, return_exceptions=True)
 
     @property
     def needs_release(self) -> bool:
@@ -105,9 +110,19 @@ class Attempt:
         is_finished = (
             self._settled.done()
             and not self._settled.cancelled()
-            and isinstance(self._settled.result(), FinishReason)
+            and self._settled.result() is None
         )
         return self._plan.prefill is not None and not is_finished
+
+    def choice_cancelled(self, choice_index: int) -> None:
+        """The consumer wants no more of a choice: end it on the worker, too."""
+        if choice_index not in self._mergers or self._settled.done():
+            return
+        self._settle_if_complete()
+        if not self._settled.done():
+            cancel = asyncio.ensure_future(cancel_choice(self._plan, choice_index, self._channels))
+            self._cancels.add(cancel)
+            cancel.add_done_callback(self._cancels.discard)
 
     def lose_worker(self, key: WorkerKey, reason: str) -> None:
         """One of the workers shows no sign of life."""
@@ -120,11 +135,15 @@ class Attempt:
 
     @property
     def _has_tokens(self) -> bool:
-        return self._merger.position > self._start_position
+        return sum(len(merger.output) for merger in self._mergers.values()) > self._num_known
 
-    def _settle(self, result: FinishReason | Failure) -> None:
+    def _settle(self, failure: Failure | None) -> None:
         if not self._settled.done():
-            self._settled.set_result(result)
+            self._settled.set_result(failure)
+
+    def _settle_if_complete(self) -> None:
+        if all(merger.is_over for merger in self._mergers.values()):
+            self._settle(None)
 
     async def _guard(self, worker: WorkerState, leg: Callable[[], Awaitable[None]]) -> None:
         """The one place where a leg's exceptions become a failure."""
@@ -169,7 +188,8 @@ class Attempt:
         if not self._prefill_over.is_set() and not self._has_tokens:
             self._settle(failure_on(worker.key, "error", "prefill ended without a token"))
         self._prefill_over.set()
-        self._merger.close_gap()
+        for merger in self._mergers.values():
+            merger.close_gap()
 
     def _take_prefill(self, response: prefill_pb2.PrefillResponse, worker: WorkerState) -> None:
         if response.HasField("timings"):
@@ -180,6 +200,8 @@ class Attempt:
         else:
             self._take_tokens(response.tokens, worker)
             if response.tokens.token_ids or response.tokens.finish_reason:
+                self._unprefilled.discard(response.tokens.choice_index)
+            if not self._unprefilled:
                 self._prefill_over.set()
 
     # Decode.
@@ -193,7 +215,7 @@ class Attempt:
                 await self._take_decode(response, worker)
         finally:
             call.cancel()
-        if self._finish_reason is None:
+        if not all(each.is_cancelled or each.finish_reason for each in self._mergers.values()):
             self._settle(failure_on(worker.key, "error", "the stream ended without a finish"))
 
     async def _take_decode(self, response: decode_pb2.DecodeResponse, worker: WorkerState) -> None:
@@ -220,29 +242,27 @@ class Attempt:
             worker.acknowledge_pick(self._plan.transfer_id)
 
     def _take_tokens(self, tokens: common_pb2.Tokens, worker: WorkerState) -> None:
-        if self._settled.done():
+        reason = FINISH_REASONS.get(tokens.finish_reason)
+        if tokens.finish_reason and reason is None:
+            self._settle(self._ended_badly(tokens, worker))
+            return
+        merger = self._mergers.get(tokens.choice_index)
+        if merger is None:
+            raise TokenGapError(f"Got tokens of choice {tokens.choice_index} but expected others")
+        if self._settled.done() or merger.is_over:
             return
         # Only Prefill's token can still fill a gap before what the decode worker sends.
         may_wait = worker is self._plan.decode and not self._prefill_over.is_set()
         if tokens.HasField("prompt_logprobs"):
             prompt = tokens.prompt_logprobs
-            self._merger.add_prompt_logprobs(prompt.start_position, read_logprobs(prompt))
+            merger.add_prompt_logprobs(prompt.start_position, read_logprobs(prompt))
         piece = TokenPiece(tokens.start_position, tokens.token_ids, read_logprobs(tokens.logprobs))
-        added = self._merger.add(piece, may_wait=may_wait)
-        reason = FINISH_REASONS.get(tokens.finish_reason)
-        if tokens.finish_reason and reason is None:
-            self._deliver_new(added, None)
-            self._settle(self._ended_badly(tokens, worker))
-            return
-        self._finish_reason = self._finish_reason or reason
-        is_last = self._finish_reason is not None and not self._merger.has_early
-        self._deliver_new(added, self._finish_reason if is_last else None)
-
-    def _deliver_new(self, added: list[int], finish_reason: FinishReason | None) -> None:
-        if added or finish_reason is not None:
-            self._deliver(self._merger.newest(len(added), finish_reason))
-        if finish_reason is not None:
-            self._settle(finish_reason)
+        added = merger.add(piece, may_wait=may_wait)
+        merger.finish_reason = merger.finish_reason or reason
+        last_reason = merger.finish_reason if merger.is_finished else None
+        if added or last_reason is not None:
+            self._deliver(merger.newest(len(added), last_reason), self._record)
+        self._settle_if_complete()
 
     def _ended_badly(self, tokens: common_pb2.Tokens, worker: WorkerState) -> Failure:
         if tokens.finish_reason == common_pb2.FINISH_REASON_MIGRATE:

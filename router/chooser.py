@@ -27,6 +27,10 @@ class Routable(Protocol):
         """Tokens it will probably generate."""
 
     @property
+    def num_choices(self) -> int:
+        """Continuations that will be decoded together."""
+
+    @property
     def session_key(self) -> str:
         """What its session is called; empty: none."""
 
@@ -88,6 +92,7 @@ class Chooser:
         request = RouteRequest(
             num_tokens=len(prompt),
             num_output_tokens=prompt.num_output_tokens,
+            num_choices=prompt.num_choices,
             cached_prefill=cached_prefill,
             cached_decode=cached_decode,
             excluded=excluded,
@@ -126,7 +131,7 @@ class Chooser:
         # Predicted hits count as work here, or a burst with one prefix would pile up on one worker.
         num_confirmed = cached.num_confirmed.get(worker.key, 0)
         pending = Pending(
-            num_requests=1,
+            num_requests=prompt.num_choices if worker.pool == DECODE else 1,
             num_tokens=0 if has_kv else len(prompt) - num_confirmed,
             num_bytes=num_bytes,
         )

@@ -25,7 +25,8 @@ class Need:
     """What one request asks of its workers."""
 
     num_tokens: int  # prompt and replayed output
-    num_output_tokens: int  # expected still to come
+    num_output_tokens: int  # expected still to come, of each choice
+    num_choices: int = 1
 
 
 class Cost(NamedTuple):
@@ -63,15 +64,17 @@ def prefill_s(num_uncached: int, worker: WorkerView) -> float:
 
 
 def decode_part(need: Need, decode: WorkerView, *, num_cached: int) -> DecodePart:
-    """Cost of one more stream on `decode`, wherever its prompt is computed."""
+    """Cost of the streams of one more request on `decode`, wherever its prompt is computed."""
     slot_wait_s = 0.0
-    num_new = need.num_tokens + 1 - num_cached
+    # All choices share the prompt's blocks but one each.
+    num_new = need.num_tokens + 1 - num_cached + (need.num_choices - 1) * decode.block_size
     is_short = num_new > decode.num_free_blocks * decode.block_size
-    if is_short or decode.num_requests >= decode.max_num_seqs:
+    if is_short or decode.num_requests + need.num_choices > decode.max_num_seqs:
         slot_wait_s = _slot_wait_s(need, decode, num_new)
     num_kv_tokens = need.num_tokens + need.num_output_tokens / 2
     step_s = decode.streams_s + decode.num_streams * num_kv_tokens * decode.kv_token_s
-    return DecodePart(slot_wait_s, HARM_WEIGHT * need.num_output_tokens * step_s)
+    num_steps = need.num_output_tokens * need.num_choices
+    return DecodePart(slot_wait_s, HARM_WEIGHT * num_steps * step_s)
 
 
 def pair_cost(  # noqa: PLR0913 - the parts of the formula
@@ -151,7 +154,7 @@ def link_queue_s(link: LinkView, decode: WorkerView) -> float:
 def _slot_wait_s(need: Need, decode: WorkerView, num_new: int) -> float:
     """Until a running request makes room, for a sequence and for its blocks."""
     stream_s = decode.fixed_s * max(need.num_output_tokens, 1)
-    num_over = decode.num_requests + 1 - decode.max_num_seqs
+    num_over = decode.num_requests + need.num_choices - decode.max_num_seqs
     seq_wait_s = max(num_over, 0) * stream_s / max(decode.max_num_seqs, 1)
     num_missing = -(-max(num_new, 0) // decode.block_size) - decode.num_free_blocks
     block_wait_s = max(num_missing, 0) * stream_s / max(decode.num_used_blocks, 1)

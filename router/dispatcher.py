@@ -145,8 +145,13 @@ class Dispatcher:
         views_of = self._views()
         for pool in pools:
             views = views_of[pool]
-            if views and not any(view.could_hold(len(prompt)) for view in views):
-                raise NeverFits(f"{len(prompt)} tokens are more than any {pool} worker can hold")
+            if views and not any(
+                view.could_hold(len(prompt), prompt.num_choices) for view in views
+            ):
+                choices = f" in {prompt.num_choices} choices" if prompt.num_choices > 1 else ""
+                raise NeverFits(
+                    f"{len(prompt)} tokens{choices} are more than any {pool} worker can hold"
+                )
 
     def _check_deadline(self, decision: Decision, time_left_s: float) -> None:
         cost, choice = decision.chosen.cost, decision.chosen.choice

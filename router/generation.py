@@ -2,8 +2,9 @@
 
 generate()       nothing runs yet
 first anext      a task starts to serve the request; tokens go into a buffer as they arrive
-anext            takes all that is in the buffer; a slow consumer gets larger batches
-finish or error  the last batch carries the finish reason; an error is raised once
+anext            takes all that is there of one choice; a slow consumer gets larger batches
+finish or error  each choice's last batch carries its finish reason; an error is raised once
+end_choice()     the consumer has all it wants of one choice; the others go on
 aclose()         at any moment, from any task: every call on the workers is cancelled
 """
 
@@ -16,7 +17,7 @@ from router.report import RequestReport
 from router.request import FinishReason, TokenBatch
 from router.request_metrics import RequestMetrics
 from router.request_run import RequestRun
-from router.timeline import Timeline
+from router.timeline import AttemptRecord, Timeline
 from telemetry import logs, tracing
 
 STOPPED_RETRY_S = 1.0
@@ -46,9 +47,9 @@ class Generation:
         self._running = running
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
-        self._buffer = TokenBatch([])
-        self._finish_reason: FinishReason | None = None
-        self._is_finish_taken = False
+        self._pending: dict[int, TokenBatch] = {}  # by choice index; the oldest first
+        self._unfinished = set(range(run.num_choices))
+        self._untaken = set(range(run.num_choices))  # choices whose end was not taken
         self._error: BaseException | None = None
         self._is_over = False
         self._is_stopped = False
@@ -65,16 +66,23 @@ class Generation:
 
     async def __anext__(self) -> TokenBatch:
         while True:
-            if self._buffer.token_ids or (self._finish_reason and not self._is_finish_taken):
+            if self._pending:
                 return self._take_batch()
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
-            if self._is_over or self._is_finish_taken:
+            if self._is_over or not self._untaken:
                 raise StopAsyncIteration
             self._start()
             self._wake.clear()
             await self._wake.wait()
+
+    def end_choice(self, choice_index: int) -> None:
+        """End one choice: nothing more of it comes. The last one is ended by `aclose`."""
+        self._pending.pop(choice_index, None)
+        self._unfinished.discard(choice_index)
+        self._untaken.discard(choice_index)
+        self._run.cancel_choice(choice_index)
 
     async def aclose(self, finish_reason: FinishReason | None = None) -> None:
         """Cancel it everywhere; `finish_reason` tells the report if the consumer ended it well."""
@@ -82,13 +90,13 @@ class Generation:
             self._close_reason = finish_reason.value
         if self._task is not None and not self._task.done():
             # After the finish its last calls are being closed: let that end by itself.
-            if self._finish_reason is None:
+            if self._unfinished:
                 self._task.cancel()
             await asyncio.wait({self._task})
         # A task that was cancelled before its first step has run none of its code.
         self._end(None, self._close_reason)
         if not self._is_stopped:
-            self._buffer = TokenBatch([])
+            self._pending.clear()
             self._error = None
         self._is_over = True
         self._wake.set()
@@ -99,8 +107,9 @@ class Generation:
         await self.aclose()
 
     def _take_batch(self) -> TokenBatch:
-        batch, self._buffer = self._buffer, TokenBatch([])
-        self._is_finish_taken = self._finish_reason is not None
+        batch = self._pending.pop(next(iter(self._pending)))
+        if batch.finish_reason is not None:
+            self._untaken.discard(batch.choice_index)
         return batch
 
     def _start(self) -> None:
@@ -108,15 +117,20 @@ class Generation:
             self._running.add(self)
             self._task = asyncio.create_task(self._serve(), name="router-request")
 
-    def _deliver(self, batch: TokenBatch) -> None:
+    def _deliver(self, batch: TokenBatch, record: AttemptRecord) -> None:
+        index = batch.choice_index
+        if index not in self._unfinished:
+            return  # ended by the consumer a moment ago
         if num_tokens := len(batch.token_ids):
-            if (since_last_s := self._timeline.since_last_token_s()) is not None:
+            if (since_last_s := self._timeline.since_last_token_s(index)) is not None:
                 self._metrics.tokens_arrived(num_tokens, since_last_s)
-            self._timeline.add_tokens(num_tokens)
+            self._timeline.add_tokens(num_tokens, record, choice_index=index)
         if batch.finish_reason is not None:
-            self._timeline.end(batch.finish_reason.value)
-            self._finish_reason = batch.finish_reason
-        self._buffer = self._buffer.joined(batch) if self._buffer.token_ids else batch
+            self._unfinished.discard(index)
+            if not self._unfinished:
+                self._timeline.end(batch.finish_reason.value)
+        pending = self._pending.get(index)
+        self._pending[index] = batch if pending is None else pending.joined(batch)
         self._wake.set()
 
     async def _serve(self) -> None:
@@ -151,7 +165,7 @@ class Generation:
         if self._is_stopped and error is None:
             error = NoWorkers("the router stops", STOPPED_RETRY_S)
         # A finish that was delivered stands, whatever closing the calls brought up.
-        self._error = error if self._finish_reason is None else None
+        self._error = error if self._unfinished else None
         self._wake.set()
         self._metrics.ended(self.report, error, self._run.num_predicted_tokens)
         self._running.discard(self)

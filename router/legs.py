@@ -58,8 +58,6 @@ def open_prefill(plan: AttemptPlan, channels: ChannelPool) -> PrefillCall:
 
 def open_decode(plan: AttemptPlan, channels: ChannelPool) -> DecodeCall:
     """Ask the decode worker to go on from there, or to do it all."""
-    channel = channels.get(plan.decode.description.address)
-    stub = decode_pb2_grpc.DecodeServiceStub(channel)  # type: ignore[no-untyped-call]
     request = decode_pb2.DecodeRequest(
         request=plan.request,
         transfer_id=plan.transfer_id,
@@ -68,8 +66,19 @@ def open_decode(plan: AttemptPlan, channels: ChannelPool) -> DecodeCall:
     )
     if plan.prefill is not None:
         request.prefill_worker.CopyFrom(plan.prefill.description.to_ref())
-    call: DecodeCall = stub.Decode(request, timeout=plan.timeout_s)
+    call: DecodeCall = _decode_stub(plan, channels).Decode(request, timeout=plan.timeout_s)
     return call
+
+
+async def cancel_choice(plan: AttemptPlan, choice_index: int, channels: ChannelPool) -> None:
+    """Tell the decode worker that nobody wants this choice any more; best effort."""
+    request = decode_pb2.CancelChoicesRequest(
+        transfer_id=plan.transfer_id, epoch=plan.epoch, choice_indexes=[choice_index]
+    )
+    try:
+        await _decode_stub(plan, channels).CancelChoices(request, timeout=RELEASE_TIMEOUT_S)
+    except grpc.RpcError as error:
+        _LOGGER.debug("Cancel on %s failed: %r", plan.decode.key.worker_id, error)
 
 
 async def release_prefill(plan: AttemptPlan, channels: ChannelPool) -> None:
@@ -80,6 +89,11 @@ async def release_prefill(plan: AttemptPlan, channels: ChannelPool) -> None:
         await _prefill_stub(plan.prefill, channels).Release(request, timeout=RELEASE_TIMEOUT_S)
     except grpc.RpcError as error:
         _LOGGER.debug("Release on %s failed: %r", plan.prefill.key.worker_id, error)
+
+
+def _decode_stub(plan: AttemptPlan, channels: ChannelPool) -> decode_pb2_grpc.DecodeServiceStub:
+    channel = channels.get(plan.decode.description.address)
+    return decode_pb2_grpc.DecodeServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def _prefill_stub(

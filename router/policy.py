@@ -20,6 +20,7 @@ class RouteRequest:
 
     num_tokens: int
     num_output_tokens: int
+    num_choices: int = 1
     cached_prefill: CachedTokens = field(default_factory=CachedTokens)
     cached_decode: CachedTokens = field(default_factory=CachedTokens)
     excluded: Collection[WorkerKey] = frozenset()  # avoided while anyone else can do it
@@ -28,7 +29,11 @@ class RouteRequest:
     @property
     def need(self) -> Need:
         """What it asks of any worker."""
-        return Need(num_tokens=self.num_tokens, num_output_tokens=self.num_output_tokens)
+        return Need(
+            num_tokens=self.num_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_choices=self.num_choices,
+        )
 
 
 class Choice(NamedTuple):
@@ -114,8 +119,8 @@ def keep_routable(request: RouteRequest, workers: Sequence[WorkerView]) -> list[
 
 def keep_fitting(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
     """Drop workers whose whole pool is too small."""
-    num_tokens = request.num_tokens
-    return [worker for worker in workers if worker.max_tokens >= num_tokens]
+    num_tokens, num_choices = request.num_tokens, request.num_choices
+    return [worker for worker in workers if worker.could_hold(num_tokens, num_choices)]
 
 
 def has_choice(pools: Pools, *, local_prefill: str) -> bool:

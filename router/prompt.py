@@ -16,11 +16,13 @@ class Prompt:
         *,
         cache_salt: str,
         num_output_tokens: int,
+        num_choices: int = 1,
         session_key: str = "",
         prefixes: HashedPrefixes | None = None,  # of earlier prompts
     ) -> None:
         self.token_ids = token_ids
         self.num_output_tokens = num_output_tokens  # expected still to come
+        self.num_choices = num_choices  # that will be decoded together
         self.session_key = session_key
         self._cache_salt = cache_salt
         self._prefixes = prefixes or HashedPrefixes()

@@ -25,6 +25,7 @@ class RoutedRequest:
     token_ids: Sequence[int]
     sampling: common_pb2.SamplingParams  # every number resolved, the seed too
     cache_salt: str = ""
+    num_choices: int = 1  # continuations of the prompt, by index from 0
     request_label: str = ""  # the client's X-Request-Id; never a key
     tenant: str = ""  # whose turn it takes while requests wait
     priority: int = 0  # lower goes first: below 0, 0, above 0 are the classes of the queue
@@ -36,13 +37,14 @@ class RoutedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The new tokens of one step; the last batch, which may be empty, carries the finish reason."""
+    """New tokens of one choice; its last batch, which may be empty, carries the finish reason."""
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of token_ids, when wanted
     # Of the prompt but for its first token, when wanted; with the first tokens.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    choice_index: int = 0
 
     def joined(self, later: "TokenBatch") -> "TokenBatch":
         """Return both as one."""
@@ -51,6 +53,7 @@ class TokenBatch:
             later.finish_reason,
             self.logprobs + later.logprobs,
             self.prompt_logprobs + later.prompt_logprobs,
+            self.choice_index,
         )
 
 
@@ -63,6 +66,7 @@ class ModelInfo:
     dtype: str
     max_model_len: int  # the smallest of all workers
     block_size: int  # of the decode pool
+    max_num_seqs: int  # the smallest of the decode pool: how many choices can run together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Serves one request to its end: choose, try, and after a failure choose again and replay.
 
+0. start    all choices run together: their prompt is computed once
 1. choose   the dispatcher picks workers at once, or when it is this request's turn
 2. try      an Attempt streams tokens; what arrived is kept
 3. finish   done
@@ -7,6 +8,7 @@
             after admission: choose again and replay prompt + output with the next epoch, at most
             migration_limit times; the workers that failed are avoided
    migrate  the worker drains: the same, for free
+   apart    choices that had tokens when their worker failed go on alone, each from 1
 4. error    the request is invalid, its deadline passed, or the budget is spent
 """
 
@@ -14,7 +16,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -25,18 +26,17 @@ from router.dispatcher import Dispatcher, Route
 from router.failures import raise_if_final
 from router.legs import AttemptPlan, release_prefill
 from router.prompt import Prompt
-from router.request import FinishReason, RoutedRequest, TokenBatch
+from router.request import FinishReason, RoutedRequest
 from router.request_metrics import RequestMetrics
 from router.retry import Failure, RetryBudget
-from router.timeline import Timeline
+from router.run_spans import attempt_attributes, record_span, route_attributes
+from router.timeline import AttemptRecord, Timeline
 from router.token_merger import TokenMerger
 from router.waiting_queue import Place
 from router.worker_view import WorkerKey
 from router.workers import Workers
 from rpc.channel import ChannelPool
 from telemetry import attributes, tracing
-
-SpanAttributes: TypeAlias = dict[str, str | int | float | bool]
 
 UNREACHED_CAUSES = frozenset({"unreachable", "stale", "lost"})
 
@@ -54,38 +54,105 @@ class RunServices:
     now: Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survivor:
+    """A choice that goes on alone."""
+
+    merger: TokenMerger
+    budget: RetryBudget
+    epoch: int
+
+
 class RequestRun:
-    """Owns one request's output and its attempts, one at a time."""
+    """Owns one request's output and its attempts, one at a time; or those of one choice of it."""
 
     def __init__(
-        self, request: RoutedRequest, services: RunServices, timeline: Timeline, deadline_s: float
+        self,
+        request: RoutedRequest,
+        services: RunServices,
+        timeline: Timeline,
+        deadline_s: float,
+        *,
+        alone: "Survivor | None" = None,
     ) -> None:
         self._request = request
         self._services = services
         self._timeline = timeline
         self._deadline_s = deadline_s
-        self._budget = services.new_budget()
-        self._merger = TokenMerger(
-            len(request.token_ids),
-            has_logprobs=request.sampling.HasField("num_logprobs"),
-            has_prompt_logprobs=request.sampling.HasField("num_prompt_logprobs"),
-        )
-        self._epoch = 0
+        self._budget = services.new_budget() if alone is None else alone.budget
+        mergers = _new_mergers(request) if alone is None else [alone.merger]
+        self._mergers = {merger.choice_index: merger for merger in mergers}
+        self._epoch = 0 if alone is None else alone.epoch
+        self._attempt: Attempt | None = None
+        self._apart: list[RequestRun] = []  # one a choice, once they go on alone
         self.num_predicted_tokens = 0  # of the first routing
 
     async def serve(self, deliver: Deliver) -> None:
-        """Return after the finish was delivered; a RouterError ends it otherwise."""
+        """Return after the last finish was delivered; a RouterError ends it otherwise."""
         while True:
             route = await self._choose()
-            result = await self._try(route, deliver)
-            if isinstance(result, FinishReason):
+            failure, record = await self._try(route, deliver)
+            if failure is None:
                 return
-            pause_s = self._recover(result)
-            if len(self._merger.output) >= self._request.sampling.max_tokens > 0:
-                # The last token came, only the message that says so was lost.
-                deliver(TokenBatch([], FinishReason.LENGTH))
+            pause_s = self._recover(failure)
+            self._finish_complete(deliver, record)
+            going_on = self._going_on()
+            if not going_on:
                 return
             await asyncio.sleep(pause_s)
+            if len(going_on) > 1 and self._has_begun(going_on):
+                await self._serve_apart(going_on, deliver)
+                return
+
+    @property
+    def num_choices(self) -> int:
+        """All of the request."""
+        return self._request.num_choices
+
+    def cancel_choice(self, choice_index: int) -> None:
+        """The consumer wants no more of this choice."""
+        merger = self._mergers.get(choice_index)
+        if merger is None:
+            return
+        merger.is_cancelled = True
+        if self._attempt is not None:
+            self._attempt.choice_cancelled(choice_index)
+        for run in self._apart:
+            run.cancel_choice(choice_index)
+
+    def _going_on(self) -> list[TokenMerger]:
+        return [merger for merger in self._mergers.values() if not merger.is_over]
+
+    def _has_begun(self, going_on: list[TokenMerger]) -> bool:
+        """Whether its choices have parted; before that they start again together."""
+        return len(going_on) < len(self._mergers) or any(merger.output for merger in going_on)
+
+    def _finish_complete(self, deliver: Deliver, record: AttemptRecord) -> None:
+        """Finish what has its last token, where only the message that says so was lost."""
+        for merger in self._going_on():
+            if len(merger.output) >= self._request.sampling.max_tokens > 0:
+                merger.finish_reason = FinishReason.LENGTH
+                deliver(merger.newest(0, FinishReason.LENGTH), record)
+
+    async def _serve_apart(self, going_on: list[TokenMerger], deliver: Deliver) -> None:
+        """Serve each choice by itself; the first error ends all."""
+        self._apart = [
+            RequestRun(
+                self._request,
+                self._services,
+                self._timeline,
+                self._deadline_s,
+                alone=Survivor(merger=merger, budget=self._budget.fork(), epoch=self._epoch),
+            )
+            for merger in going_on
+        ]
+        tasks = [asyncio.create_task(run.serve(deliver)) for run in self._apart]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def trace_context(self) -> Context | None:
@@ -97,13 +164,14 @@ class RequestRun:
         return self._deadline_s - self._services.now()
 
     async def _choose(self) -> Route:
-        dispatcher, num_output = self._services.dispatcher, len(self._merger.output)
+        dispatcher, output = self._services.dispatcher, self._output()
         prompt = Prompt(
-            [*self._request.token_ids, *self._merger.output],
+            [*self._request.token_ids, *output],
             cache_salt=self._request.cache_salt,
             num_output_tokens=dispatcher.expected_tokens(
-                self._request.sampling.max_tokens - num_output
+                self._request.sampling.max_tokens - len(output)
             ),
+            num_choices=max(len(self._going_on()), 1),
             session_key=self._request.session_key,
             prefixes=dispatcher.prefixes,
         )
@@ -116,13 +184,13 @@ class RequestRun:
         )
         self._timeline.add_queue(route.waited_s)
         if route.waited_s > 0.0:
-            _record_span(attributes.SPAN_QUEUE, start_ns, route.waited_s)
+            record_span(attributes.SPAN_QUEUE, start_ns, route.waited_s)
         if self._epoch == 0:
             self.num_predicted_tokens = route.num_predicted_tokens
         dispatcher.routes.append((self._request.request_id, self._epoch + 1, route))
         duration_s = self._services.now() - started_at_s - route.waited_s
         routing_ns = start_ns + round(route.waited_s * 1e9)
-        _record_span(attributes.SPAN_ROUTE, routing_ns, duration_s, _route_attributes(route))
+        record_span(attributes.SPAN_ROUTE, routing_ns, duration_s, route_attributes(route))
         return route
 
     def _place(self, num_tokens: int) -> Place:
@@ -134,7 +202,7 @@ class RequestRun:
             is_admitted=self._epoch > 0,
         )
 
-    async def _try(self, route: Route, deliver: Deliver) -> FinishReason | Failure:
+    async def _try(self, route: Route, deliver: Deliver) -> tuple[Failure | None, AttemptRecord]:
         self._epoch += 1
         prefill_id = route.prefill.key.worker_id if route.prefill is not None else ""
         record = self._timeline.start_attempt(
@@ -148,38 +216,46 @@ class RequestRun:
             epoch=self._epoch,
             timeout_s=max(self.time_left_s(), 0.001),
         )
-        attempt = Attempt(
+        attempt = self._attempt = Attempt(
             plan,
             channels=self._services.channels,
-            merger=self._merger,
+            mergers={merger.choice_index: merger for merger in self._going_on()},
             record=record,
             deliver=deliver,
         )
         try:
-            with tracing.span(attributes.SPAN_ATTEMPT, attributes=_attempt_attributes(plan)):
-                result = await attempt.run()
-                if isinstance(result, Failure):
+            with tracing.span(attributes.SPAN_ATTEMPT, attributes=attempt_attributes(plan)):
+                failure = await attempt.run()
+                if failure is not None:
                     trace.get_current_span().set_status(
-                        trace.StatusCode.ERROR, f"{result.cause}: {result.message}"
+                        trace.StatusCode.ERROR, f"{failure.cause}: {failure.message}"
                     )
-                return result
+                return failure, record
         finally:
+            self._attempt = None
             if attempt.needs_release:
                 release = release_prefill(plan, self._services.channels)
                 self._services.spawn(asyncio.ensure_future(release))
 
+    def _output(self) -> list[int]:
+        """What is replayed: of a choice that goes on alone; several together have none."""
+        going_on = self._going_on()
+        return going_on[0].output if len(going_on) == 1 else []
+
     def _engine_request(self) -> common_pb2.EngineRequest:
-        request = self._request
+        request, going_on = self._request, self._going_on()
         message = common_pb2.EngineRequest(
             request_id=self._attempt_id(),
-            token_ids=[*request.token_ids, *self._merger.output],
+            token_ids=[*request.token_ids, *self._output()],
             num_prompt_tokens=len(request.token_ids),
             sampling_params=request.sampling,
             cache_salt=request.cache_salt,
             request_label=request.request_label,
             priority=request.priority,
+            choice_index=min((merger.choice_index for merger in going_on), default=0),
+            num_choices=max(len(going_on), 1),
         )
-        if not self._merger.lacks_prompt_logprobs:
+        if not any(merger.lacks_prompt_logprobs for merger in going_on):
             # What has been told need not be computed again: a replay may use a cache.
             message.sampling_params.ClearField("num_prompt_logprobs")
         return message
@@ -187,6 +263,8 @@ class RequestRun:
     def _attempt_id(self) -> str:
         # A worker that tries again may still hold what it had of the attempt before.
         request_id = self._request.request_id
+        if len(self._mergers) < self.num_choices:
+            request_id += f"-choice-{next(iter(self._mergers))}"
         return request_id if self._epoch == 1 else f"{request_id}-{self._epoch}"
 
     def _recover(self, failure: Failure) -> float:
@@ -212,38 +290,15 @@ class RequestRun:
             workers.look_again()
 
 
-def _record_span(
-    name: str, start_ns: int, duration_s: float, facts: SpanAttributes | None = None
-) -> None:
-    tracing.record_span(
-        name,
-        start_ns=start_ns,
-        duration_s=duration_s,
-        parent=tracing.current_context(),
-        attributes=facts,
-    )
-
-
-def _route_attributes(route: Route) -> SpanAttributes:
-    decision = route.decision
-    values: SpanAttributes = {
-        attributes.RELEVO_DECODE_WORKER: route.decode.key.worker_id,
-        attributes.RELEVO_PREFILL_WORKER: route.prefill.key.worker_id if route.prefill else "",
-    }
-    for prefix, scored in (
-        (attributes.RELEVO_COST_PREFIX, decision.chosen),
-        (attributes.RELEVO_COST_NEXT_BEST_PREFIX, decision.next_best),
-    ):
-        if scored is not None:
-            values |= {prefix + name: value for name, value in scored.cost.terms().items()}
-    return values
-
-
-def _attempt_attributes(plan: AttemptPlan) -> SpanAttributes:
-    return {
-        attributes.RELEVO_REQUEST_ID: plan.request.request_id,
-        attributes.RELEVO_EPOCH: plan.epoch,
-        attributes.RELEVO_TRANSFER_ID: plan.transfer_id,
-        attributes.RELEVO_DECODE_WORKER: plan.decode.key.worker_id,
-        attributes.RELEVO_PREFILL_WORKER: plan.prefill.key.worker_id if plan.prefill else "",
-    }
+def _new_mergers(request: RoutedRequest) -> list[TokenMerger]:
+    sampling = request.sampling
+    return [
+        TokenMerger(
+            len(request.token_ids),
+            choice_index=choice_index,
+            has_logprobs=sampling.HasField("num_logprobs"),
+            # The choices have one prompt, so the first of them tells of it.
+            has_prompt_logprobs=sampling.HasField("num_prompt_logprobs") and choice_index == 0,
+        )
+        for choice_index in range(request.num_choices)
+    ]

@@ -1,5 +1,6 @@
 """How often a request may start again, and how long it pauses before it does."""
 
+import copy
 import random
 from dataclasses import dataclass, field
 
@@ -31,8 +32,14 @@ class RetryBudget:
         self._rng = rng
         self._num_unreached = 0
         self._num_not_admitted = 0
+        # Shared by the choices of a request: a poison one must not take a worker for each of them.
+        self._failed_workers: set[WorkerKey] = set()
         self.num_failures = 0
         self.excluded: frozenset[WorkerKey] = frozenset()
+
+    def fork(self) -> "RetryBudget":
+        """Return the budget of a choice that goes on alone: its failures so far, and its own."""
+        return copy.copy(self)  # the set stays one
 
     def spend(self, failure: Failure) -> float:
         """Return the pause before the next attempt; GenerationFailed when none is left."""
@@ -56,7 +63,9 @@ class RetryBudget:
     def _spend_failure(self, failure: Failure) -> None:
         self._num_not_admitted = self._num_unreached = 0
         self.num_failures += 1
-        if self.num_failures > self._limit:
+        self._failed_workers |= failure.workers
+        num_failures = max(self.num_failures, len(self._failed_workers))
+        if num_failures > self._limit:
             raise GenerationFailed(
-                f"{self.num_failures} workers failed in a row, the last: {failure.message}"
+                f"{num_failures} workers failed in a row, the last: {failure.message}"
             )

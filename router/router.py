@@ -143,6 +143,11 @@ class Router:
             dtype=hello.layout.dtype,
             max_model_len=min(each.hello.max_model_len for each in known if each.hello),
             block_size=hello.layout.block_size,
+            max_num_seqs=min(
+                each.hello.max_num_seqs
+                for each in known
+                if each.hello and each.description.pool == hello.pool
+            ),
         )
 
     def worker_states(self) -> list[WorkerState]:

@@ -32,8 +32,9 @@ class AttemptRecord:
     def add_decode(self, timings: common_pb2.WorkerTimings) -> None:
         """Take what the decode worker says; it repeats itself, so keep the largest."""
         self.transfer_tail_s = max(self.transfer_tail_s, timings.transfer_tail_s)
-        self.slot_wait_s = max(self.slot_wait_s, timings.slot_wait_s)
-        self.first_decode_s = max(self.first_decode_s, timings.first_decode_s)
+        if not self.first_decode_s:
+            # Of the choice that decodes first: its is the second token.
+            self.slot_wait_s, self.first_decode_s = timings.slot_wait_s, timings.first_decode_s
         self.kv_transfer_s = max(self.kv_transfer_s, timings.kv_transfer_s)
 
 
@@ -60,7 +61,7 @@ class Timeline:
         self._first_at_s: float | None = None
         self._second: AttemptRecord | None = None
         self._second_at_s: float | None = None
-        self._last_at_s: float | None = None
+        self._last_at_s: dict[int, float] = {}  # by choice index
         self._ended_at_s: float | None = None
         self._finish_reason = ""
 
@@ -79,25 +80,27 @@ class Timeline:
         self.attempts.append(record)
         return record
 
-    def add_tokens(self, num_tokens: int) -> None:
-        """New tokens of the current attempt arrived."""
+    def add_tokens(self, num_tokens: int, record: AttemptRecord, *, choice_index: int = 0) -> None:
+        """New tokens of a choice arrived; the earliest of any choice count as first and second."""
         now_s = self._now()
         self.num_completion_tokens += num_tokens
-        self._last_at_s = now_s
+        if choice_index not in self._last_at_s:
+            num_tokens -= 1  # each choice's first comes from the prompt
+        self._last_at_s[choice_index] = now_s
         if self._first is None:
-            self._first, self._first_at_s = self.attempts[-1], now_s
-            num_tokens -= 1
+            self._first, self._first_at_s = record, now_s
         if self._second is None and num_tokens > 0:
-            self._second, self._second_at_s = self.attempts[-1], now_s
+            self._second, self._second_at_s = record, now_s
 
     def end(self, finish_reason: str) -> None:
         """It is over; the first end counts."""
         if self._ended_at_s is None:
             self._ended_at_s, self._finish_reason = self._now(), finish_reason
 
-    def since_last_token_s(self) -> float | None:
-        """Since tokens last arrived; None before the first."""
-        return None if self._last_at_s is None else self._now() - self._last_at_s
+    def since_last_token_s(self, choice_index: int = 0) -> float | None:
+        """Since tokens of this choice last arrived; None before the first."""
+        last_at_s = self._last_at_s.get(choice_index)
+        return None if last_at_s is None else self._now() - last_at_s
 
     @property
     def first_token_s(self) -> float | None:
@@ -131,7 +134,7 @@ class Timeline:
             slot_wait_s=second.slot_wait_s if second else 0.0,
             first_decode_s=second.first_decode_s if second else 0.0,
             kv_transfer_s=sum(each.kv_transfer_s for each in self.attempts),
-            completion_s=(self._last_at_s or 0.0) - (self._first_at_s or 0.0),
+            completion_s=max(self._last_at_s.values(), default=0.0) - (self._first_at_s or 0.0),
             elapsed_s=end_s - self.arrived_at_s,
             prefill_worker_id=first.prefill_worker_id if first else "",
             decode_worker_id=first.decode_worker_id if first else "",

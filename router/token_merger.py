@@ -1,4 +1,4 @@
-"""Makes one stream of tokens out of two, by absolute position.
+"""Makes one stream of a choice's tokens out of two, by absolute position.
 
     prompt              output
     [0 ........... n)   [n] from the prefill worker, [n, ...) or [n + 1, ...) from the decode worker
@@ -29,7 +29,7 @@ class TokenPiece:
 
 
 class TokenMerger:
-    """The output of one request so far. Invariant: `output` only grows, without gap or repeat.
+    """The output of one choice so far. Invariant: `output` only grows, without gap or repeat.
 
     When logprobs are wanted, each token of the output has its own.
     """
@@ -38,11 +38,15 @@ class TokenMerger:
         self,
         num_prompt_tokens: int,
         *,
+        choice_index: int = 0,
         has_logprobs: bool = False,
         has_prompt_logprobs: bool = False,
     ) -> None:
         self.num_prompt_tokens = num_prompt_tokens
+        self.choice_index = choice_index
         self.output: list[int] = []
+        self.finish_reason: FinishReason | None = None  # known; tokens before it may be missing
+        self.is_cancelled = False  # the consumer has all it wants of it
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self._has_logprobs = has_logprobs
@@ -61,13 +65,25 @@ class TokenMerger:
         return bool(self._early)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether its last token and its finish reason are here."""
+        return self.finish_reason is not None and not self.has_early
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is wanted of the workers."""
+        return self.is_cancelled or self.is_finished
+
+    @property
     def lacks_prompt_logprobs(self) -> bool:
         """Whether logprobs of the prompt are still to come."""
         return len(self.prompt_logprobs) < self._num_prompt_logprobs
 
     def start_attempt(self) -> None:
         """What an ended attempt left behind a gap means nothing to the next."""
-        self._early.clear()
+        if self._early:
+            self._early.clear()
+            self.finish_reason = None
 
     def add_prompt_logprobs(self, start: int, entries: Sequence[TokenLogprobs]) -> None:
         """Take a piece of the prompt's logprobs; TokenGapError when one before it is missing."""
@@ -103,6 +119,7 @@ class TokenMerger:
             finish_reason,
             self.logprobs[start:] if self._has_logprobs else [],
             list(self.prompt_logprobs) if is_first else [],
+            choice_index=self.choice_index,
         )
 
     def close_gap(self) -> None:

@@ -127,9 +127,13 @@ class WorkerView:
         """How it cuts and names its blocks."""
         return BlockScheme(self.block_size, self.hash_root)
 
-    def could_hold(self, num_tokens: int) -> bool:
-        """Whether a request of this many tokens, and one more, fits the empty worker."""
-        return num_tokens <= self.max_tokens
+    def could_hold(self, num_tokens: int, num_choices: int = 1) -> bool:
+        """Whether it holds this many tokens, and one more of each choice, when it is empty."""
+        if num_choices == 1 or self.pool == PREFILL:
+            return num_tokens <= self.max_tokens
+        num_blocks = num_tokens // self.block_size + num_choices
+        has_room = num_blocks <= self.num_kv_blocks and num_choices <= self.max_num_seqs
+        return num_tokens <= self.max_tokens and has_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,8 @@ def to_proto(request: Request) -> common_pb2.EngineRequest:
         cache_salt=request.cache_salt,
         request_label=request.request_label,
         priority=request.priority,
+        choice_index=request.choice_index,
+        num_choices=request.num_choices,
     )
 
 
@@ -75,6 +77,8 @@ def from_proto(message: common_pb2.EngineRequest, *, hand_over: bool = False) ->
         cache_salt=message.cache_salt,
         request_label=message.request_label,
         priority=message.priority,
+        choice_index=message.choice_index,
+        num_choices=message.num_choices or 1,
         hand_over=hand_over,
     )
 
@@ -122,6 +126,7 @@ def output_to_tokens(output: RequestOutput) -> common_pb2.Tokens:
         token_ids=output.token_ids,
         finish_reason=finish_reason_to_proto(output.finish_reason),
         error=output.error or "",
+        choice_index=output.choice_index,
     )
     if output.logprobs:
         tokens.logprobs.CopyFrom(logprobs_to_proto(output.start_position, output.logprobs))

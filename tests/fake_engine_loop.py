@@ -1,11 +1,10 @@
 """An engine loop without an engine: tests say what comes out of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from engine.engine import Reservation
-from engine.request import FinishReason, Request, RequestOutput
+from engine.request import FinishReason, Request, RequestOutput, Reservation
 from engine.request_stream import RequestStream
 
 
@@ -18,7 +17,8 @@ class FakeEngineLoop:
         self.requests: dict[str, Request] = {}
         self.streams: dict[str, RequestStream] = {}
         self.aborted: list[str] = []
-        self.activated: list[tuple[str, int]] = []
+        self.activated: list[tuple[str, dict[int, int]]] = []
+        self.aborted_choices: list[int] = []
         self.on_submit: Callable[[str], None] = lambda request_id: None
 
     @property
@@ -30,7 +30,7 @@ class FakeEngineLoop:
         if self.submit_error is not None:
             raise self.submit_error
         self.requests[request.request_id] = request
-        stream = self.open_stream(request.request_id)
+        stream = self.open_stream(request.request_id, request.choices)
         self.on_submit(request.request_id)
         return stream
 
@@ -41,20 +41,29 @@ class FakeEngineLoop:
     async def call(self, verb: Callable[[Any], Any]) -> Any:
         return verb(SimpleNamespace(activate=self._activate))
 
-    def open_stream(self, request_id: str) -> RequestStream:
-        stream = RequestStream(request_id, lambda closed: None)
+    def open_stream(self, request_id: str, choices: Iterable[int] = (0,)) -> RequestStream:
+        stream = RequestStream(request_id, lambda closed: None, choices=choices)
         self.streams[request_id] = stream
         return stream
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
         if request_id in self.streams:
-            self.deliver(request_id, finish_reason=FinishReason.ABORT)
+            for choice_index in sorted(self.streams[request_id].open_choices):
+                self.deliver(
+                    request_id, choice_index=choice_index, finish_reason=FinishReason.ABORT
+                )
+
+    def abort_choice(self, request_id: str, choice_index: int) -> None:
+        self.aborted_choices.append(choice_index)
+        if request_id in self.streams:
+            self.deliver(request_id, choice_index=choice_index, finish_reason=FinishReason.ABORT)
 
     def deliver(
         self,
         request_id: str,
         *,
+        choice_index: int = 0,
         token_ids: tuple[int, ...] = (),
         num_computed_tokens: int = 0,
         finish_reason: FinishReason | None = None,
@@ -62,6 +71,7 @@ class FakeEngineLoop:
     ) -> RequestOutput:
         output = RequestOutput(
             request_id=request_id,
+            choice_index=choice_index,
             start_position=num_computed_tokens,
             token_ids=token_ids,
             num_computed_tokens=num_computed_tokens,
@@ -72,5 +82,6 @@ class FakeEngineLoop:
         self.streams[request_id].deliver(output)
         return output
 
-    def _activate(self, request_id: str, token_id: int) -> None:
-        self.activated.append((request_id, token_id))
+    def _activate(self, request_id: str, tokens: dict[int, int]) -> list[RequestOutput]:
+        self.activated.append((request_id, tokens))
+        return []

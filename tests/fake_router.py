@@ -78,6 +78,7 @@ class FakeRouter:
             dtype="float32",
             max_model_len=max_model_len,
             block_size=32,
+            max_num_seqs=16,
         )
         self.ready = True
         self.step_s = 0.0

@@ -28,14 +28,19 @@ _incarnations = itertools.count(1000)
 State = state_pb2.WatchStateResponse
 
 
-def token_at(prompt: Sequence[int], position: int) -> int:
-    """The token every fake worker gives at an absolute position."""
-    return 100 + (sum(prompt) * 31 + position * 7) % 800
+def token_at(prompt: Sequence[int], position: int, choice_index: int = 0) -> int:
+    """The token every fake worker gives at an absolute position of a choice."""
+    return 100 + (sum(prompt) * 31 + position * 7 + choice_index * 131) % 800
 
 
-def expected_tokens(prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """The whole output of a request."""
-    return [token_at(prompt, len(prompt) + offset) for offset in range(num_tokens)]
+def expected_tokens(prompt: Sequence[int], num_tokens: int, *, choice_index: int = 0) -> list[int]:
+    """The whole output of a choice."""
+    return [token_at(prompt, len(prompt) + offset, choice_index) for offset in range(num_tokens)]
+
+
+def choices_of(request: common_pb2.EngineRequest) -> range:
+    """Indexes of a request's choices."""
+    return range(request.choice_index, request.choice_index + max(request.num_choices, 1))
 
 
 @dataclass(eq=False)
@@ -191,13 +196,16 @@ class FakeState(state_pb2_grpc.WorkerServiceServicer):
         return self._worker.watch()
 
 
-def tokens_at(request: common_pb2.EngineRequest, position: int) -> common_pb2.Tokens:
-    """The token of one step, with the finish if it is the last."""
+def tokens_at(
+    request: common_pb2.EngineRequest, position: int, choice_index: int
+) -> common_pb2.Tokens:
+    """The token of one step of a choice, with the finish if it is the last."""
     prompt_len = request.num_prompt_tokens
     prompt = request.token_ids[:prompt_len]
     is_last = position + 1 == prompt_len + request.sampling_params.max_tokens
     return common_pb2.Tokens(
         start_position=position,
-        token_ids=[token_at(prompt, position)],
+        token_ids=[token_at(prompt, position, choice_index)],
+        choice_index=choice_index,
         finish_reason=common_pb2.FINISH_REASON_LENGTH if is_last else 0,
     )

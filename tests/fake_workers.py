@@ -13,7 +13,14 @@ import grpc
 from relevo.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 from rpc.errors import RequestFailedError
-from tests.fake_worker_base import TOKEN, FakeWorker, expected_tokens, token_at, tokens_at
+from tests.fake_worker_base import (
+    TOKEN,
+    FakeWorker,
+    choices_of,
+    expected_tokens,
+    token_at,
+    tokens_at,
+)
 
 __all__ = [
     "TOKEN",
@@ -80,8 +87,11 @@ class FakePrefillService(prefill_pb2_grpc.PrefillServiceServicer):
                 raise RequestFailedError(worker.error)
             await worker.thaw()
             worker.hand_overs.of(request.transfer_id).set()
-            if not worker.hide_token:
-                yield message(tokens=tokens_at(request.request, num_tokens), timings=worker.timings)
+            if worker.hide_token:
+                return
+            for index in choices_of(request.request):
+                tokens = tokens_at(request.request, num_tokens, index)
+                yield message(tokens=tokens, timings=worker.timings)
 
     async def Release(  # noqa: N802
         self, request: prefill_pb2.ReleaseRequest, context: Any
@@ -109,6 +119,7 @@ class FakeDecodeWorker(FakeWorker):
     on_token: Callable[[int], Awaitable[None]] | None = None  # runs before each output offset
     peers: list[common_pb2.Peer] = field(default_factory=list)
     num_set_peers: int = 0
+    cancelled: list[tuple[int, int]] = field(default_factory=list)  # transfer id, choice index
 
     def add_servicers(self, server: grpc.aio.Server) -> None:
         super().add_servicers(server)
@@ -146,6 +157,13 @@ class FakeDecodeService(decode_pb2_grpc.DecodeServiceServicer):
             self._worker.link(self._worker.peers)
         return decode_pb2.SetPeersResponse()
 
+    async def CancelChoices(  # noqa: N802
+        self, request: decode_pb2.CancelChoicesRequest, context: Any
+    ) -> decode_pb2.CancelChoicesResponse:
+        """Remember what was cancelled."""
+        self._worker.cancelled += [(request.transfer_id, i) for i in request.choice_indexes]
+        return decode_pb2.CancelChoicesResponse()
+
     async def Decode(  # noqa: N802
         self, request: decode_pb2.DecodeRequest, context: Any
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
@@ -173,10 +191,13 @@ class FakeDecodeService(decode_pb2_grpc.DecodeServiceServicer):
                     return
                 if offset == worker.gap_at:
                     continue
-                response = message(tokens=tokens_at(request.request, position))
-                if is_first or response.tokens.finish_reason:
-                    response.timings.CopyFrom(worker.timings)
-                    response.num_cached_tokens = worker.num_cached_tokens
-                    response.kv_transfer_bytes = worker.kv_transfer_bytes
-                is_first = False
-                yield response
+                for index in choices_of(request.request):
+                    if (request.transfer_id, index) in worker.cancelled:
+                        continue
+                    response = message(tokens=tokens_at(request.request, position, index))
+                    if is_first or response.tokens.finish_reason:
+                        response.timings.CopyFrom(worker.timings)
+                        response.num_cached_tokens = worker.num_cached_tokens
+                        response.kv_transfer_bytes = worker.kv_transfer_bytes
+                    is_first = False
+                    yield response

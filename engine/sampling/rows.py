@@ -75,6 +75,7 @@ class RowMaker:
         return SamplingRow(
             params=params,
             position=request.num_tokens,
+            choice_index=request.choice_index,
             token_mask=self._token_mask(request, prepared),
             banned_token_ids=banned,
             bias=prepared.bias,

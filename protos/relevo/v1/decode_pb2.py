@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from relevo.v1 import common_pb2 as relevo_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16relevo/v1/decode.proto\x12\trelevo.v1\x1a\x16relevo/v1/common.proto\"O\n\x0fSetPeersRequest\x12\x12\n\ningress_id\x18\x01 \x01(\t\x12(\n\x0fprefill_workers\x18\x02 \x03(\x0b\x32\x0f.relevo.v1.Peer\"\x12\n\x10SetPeersResponse\"\xc0\x01\n\rDecodeRequest\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.relevo.v1.EngineRequest\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x31\n\x0eprefill_worker\x18\x04 \x01(\x0b\x32\x14.relevo.v1.WorkerRefH\x00\x88\x01\x01\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x05 \x01(\x04\x42\x11\n\x0f_prefill_worker\"\xe5\x01\n\x0e\x44\x65\x63odeResponse\x12\x36\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\".relevo.v1.DecodeResponse.AdmittedH\x00\x12#\n\x06tokens\x18\x02 \x01(\x0b\x32\x11.relevo.v1.TokensH\x00\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.relevo.v1.WorkerTimings\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\x05\x12\x19\n\x11kv_transfer_bytes\x18\x05 \x01(\x03\x1a\n\n\x08\x41\x64mittedB\t\n\x07message2\x95\x01\n\rDecodeService\x12\x43\n\x08SetPeers\x12\x1a.relevo.v1.SetPeersRequest\x1a\x1b.relevo.v1.SetPeersResponse\x12?\n\x06\x44\x65\x63ode\x12\x18.relevo.v1.DecodeRequest\x1a\x19.relevo.v1.DecodeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16relevo/v1/decode.proto\x12\trelevo.v1\x1a\x16relevo/v1/common.proto\"O\n\x0fSetPeersRequest\x12\x12\n\ningress_id\x18\x01 \x01(\t\x12(\n\x0fprefill_workers\x18\x02 \x03(\x0b\x32\x0f.relevo.v1.Peer\"\x12\n\x10SetPeersResponse\"\xc0\x01\n\rDecodeRequest\x12)\n\x07request\x18\x01 \x01(\x0b\x32\x18.relevo.v1.EngineRequest\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x31\n\x0eprefill_worker\x18\x04 \x01(\x0b\x32\x14.relevo.v1.WorkerRefH\x00\x88\x01\x01\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x05 \x01(\x04\x42\x11\n\x0f_prefill_worker\"\xe5\x01\n\x0e\x44\x65\x63odeResponse\x12\x36\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\".relevo.v1.DecodeResponse.AdmittedH\x00\x12#\n\x06tokens\x18\x02 \x01(\x0b\x32\x11.relevo.v1.TokensH\x00\x12)\n\x07timings\x18\x03 \x01(\x0b\x32\x18.relevo.v1.WorkerTimings\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\x05\x12\x19\n\x11kv_transfer_bytes\x18\x05 \x01(\x03\x1a\n\n\x08\x41\x64mittedB\t\n\x07message\"R\n\x14\x43\x61ncelChoicesRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x63hoice_indexes\x18\x03 \x03(\x05\"\x17\n\x15\x43\x61ncelChoicesResponse2\xe9\x01\n\rDecodeService\x12\x43\n\x08SetPeers\x12\x1a.relevo.v1.SetPeersRequest\x1a\x1b.relevo.v1.SetPeersResponse\x12?\n\x06\x44\x65\x63ode\x12\x18.relevo.v1.DecodeRequest\x1a\x19.relevo.v1.DecodeResponse0\x01\x12R\n\rCancelChoices\x12\x1f.relevo.v1.CancelChoicesRequest\x1a .relevo.v1.CancelChoicesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,6 +42,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODERESPONSE']._serialized_end=587
   _globals['_DECODERESPONSE_ADMITTED']._serialized_start=566
   _globals['_DECODERESPONSE_ADMITTED']._serialized_end=576
-  _globals['_DECODESERVICE']._serialized_start=590
-  _globals['_DECODESERVICE']._serialized_end=739
+  _globals['_CANCELCHOICESREQUEST']._serialized_start=589
+  _globals['_CANCELCHOICESREQUEST']._serialized_end=671
+  _globals['_CANCELCHOICESRESPONSE']._serialized_start=673
+  _globals['_CANCELCHOICESRESPONSE']._serialized_end=696
+  _globals['_DECODESERVICE']._serialized_start=699
+  _globals['_DECODESERVICE']._serialized_end=932
 # @@protoc_insertion_point(module_scope)

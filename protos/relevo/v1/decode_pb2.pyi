@@ -49,3 +49,17 @@ class DecodeResponse(_message.Message):
     num_cached_tokens: int
     kv_transfer_bytes: int
     def __init__(self, admitted: _Optional[_Union[DecodeResponse.Admitted, _Mapping]] = ..., tokens: _Optional[_Union[_common_pb2.Tokens, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.WorkerTimings, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., kv_transfer_bytes: _Optional[int] = ...) -> None: ...
+
+class CancelChoicesRequest(_message.Message):
+    __slots__ = ("transfer_id", "epoch", "choice_indexes")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: int
+    epoch: int
+    choice_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, transfer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., choice_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CancelChoicesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -45,6 +45,11 @@ class DecodeServiceStub:
                 request_serializer=relevo_dot_v1_dot_decode__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=relevo_dot_v1_dot_decode__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.CancelChoices = channel.unary_unary(
+                '/relevo.v1.DecodeService/CancelChoices',
+                request_serializer=relevo_dot_v1_dot_decode__pb2.CancelChoicesRequest.SerializeToString,
+                response_deserializer=relevo_dot_v1_dot_decode__pb2.CancelChoicesResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeServiceServicer:
@@ -65,6 +70,13 @@ class DecodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelChoices(self, request, context):
+        """/ Ends some choices of a running request; the others go on. Repeating it changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=relevo_dot_v1_dot_decode__pb2.DecodeRequest.FromString,
                     response_serializer=relevo_dot_v1_dot_decode__pb2.DecodeResponse.SerializeToString,
+            ),
+            'CancelChoices': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelChoices,
+                    request_deserializer=relevo_dot_v1_dot_decode__pb2.CancelChoicesRequest.FromString,
+                    response_serializer=relevo_dot_v1_dot_decode__pb2.CancelChoicesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class DecodeService:
             '/relevo.v1.DecodeService/Decode',
             relevo_dot_v1_dot_decode__pb2.DecodeRequest.SerializeToString,
             relevo_dot_v1_dot_decode__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelChoices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/relevo.v1.DecodeService/CancelChoices',
+            relevo_dot_v1_dot_decode__pb2.CancelChoicesRequest.SerializeToString,
+            relevo_dot_v1_dot_decode__pb2.CancelChoicesResponse.FromString,
             options,
             channel_credentials,
             insecure,

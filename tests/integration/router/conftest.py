@@ -83,6 +83,7 @@ class FakeCluster:
         max_tokens: int = 5,
         timeout_s: float | None = 20.0,
         request_id: str = "request",
+        num_choices: int = 1,
     ) -> Generation:
         return self.router.generate(
             RoutedRequest(
@@ -90,6 +91,7 @@ class FakeCluster:
                 token_ids=list(prompt),
                 sampling=self.sampling(max_tokens),
                 timeout_s=timeout_s,
+                num_choices=num_choices,
             )
         )
 
@@ -124,6 +126,22 @@ async def collect(generation: Generation) -> list[int]:
         await generation.aclose()
     assert [b for b in batches if b.finish_reason] == batches[-1:]
     return [token_id for batch in batches for token_id in batch.token_ids]
+
+
+async def collect_choices(generation: Generation) -> dict[int, list[int]]:
+    """The tokens of each choice; each must end well, and once."""
+    tokens: dict[int, list[int]] = {}
+    ended: list[int] = []
+    try:
+        async for batch in generation:
+            assert batch.choice_index not in ended
+            tokens.setdefault(batch.choice_index, []).extend(batch.token_ids)
+            if batch.finish_reason is not None:
+                ended.append(batch.choice_index)
+    finally:
+        await generation.aclose()
+    assert sorted(ended) == sorted(tokens)
+    return tokens
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ async def test_a_received_request_streams_the_peers_token_and_then_the_engines()
     await turns()
     bench.receiver.result.set_result(make_received())
     await turns()
-    assert bench.engine_loop.activated == [(bench.engine_loop.only_id, 42)]
+    assert bench.engine_loop.activated == [(bench.engine_loop.only_id, {0: 42})]
     bench.engine_loop.deliver(
         bench.engine_loop.only_id,
         num_computed_tokens=11,

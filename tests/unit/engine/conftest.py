@@ -51,6 +51,7 @@ def make_request(
     request_id: str, token_ids: list[int], *, max_tokens: int = 12, **changes: Any
 ) -> Request:
     names = {"cache_salt", "request_label", "hand_over", "num_prompt_tokens", "priority"}
+    names |= {"choice_index", "num_choices"}
     own = {name: changes.pop(name) for name in names & set(changes)}
     params: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, **changes}
     return Request(
@@ -78,6 +79,14 @@ def tokens_by_request(outputs: list[RequestOutput]) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {}
     for output in outputs:
         tokens.setdefault(output.request_id, []).extend(output.token_ids)
+    return tokens
+
+
+def tokens_by_choice(outputs: list[RequestOutput], request_id: str) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    for output in outputs:
+        if output.request_id == request_id:
+            tokens.setdefault(output.choice_index, []).extend(output.token_ids)
     return tokens
 
 

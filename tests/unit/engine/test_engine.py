@@ -72,7 +72,7 @@ def test_a_stop_token_ends_it_and_counts(make_engine: Callable[..., Engine]):
 def test_eos_ends_it_unless_ignored(make_engine: Callable[..., Engine]):
     engine = make_engine()
     tokens = generate(engine, make_request("probe", PROMPT))
-    engine.eos_token_ids = (tokens[0],)
+    engine._requests.eos_token_ids = (tokens[0],)
     assert generate(engine, make_request("r", PROMPT, ignore_eos=False)) == tokens[:1]
     assert generate(engine, make_request("s", PROMPT)) == tokens
 
@@ -149,8 +149,8 @@ def test_a_hand_over_samples_once_and_holds_until_released(
     assert engine.block_counts().held == 3
     assert len(engine.blocks_of("r")) == 3
     engine.check_integrity()
-    assert engine.release("r") is None
-    assert engine.release("r") is None
+    assert engine.release("r") == []
+    assert engine.release("r") == []
     assert engine.blocks_of("r") == []
     assert_empty(engine)
 
@@ -158,7 +158,7 @@ def test_a_hand_over_samples_once_and_holds_until_released(
 def test_a_hand_over_that_ends_at_eos_says_so(make_engine: Callable[..., Engine]):
     engine = make_engine()
     first = generate(engine, make_request("probe", PROMPT, max_tokens=1))[0]
-    engine.eos_token_ids = (first,)
+    engine._requests.eos_token_ids = (first,)
     engine.add_request(make_request("r", PROMPT, hand_over=True, ignore_eos=False))
     assert run(engine)[-1].finish_reason is FinishReason.STOP
     engine.release("r")
@@ -168,7 +168,7 @@ def test_a_hand_over_that_ends_at_eos_says_so(make_engine: Callable[..., Engine]
 def test_activate_ends_a_request_whose_token_was_its_last(make_engine: Callable[..., Engine]):
     engine = make_engine()
     engine.reserve(make_request("r", PROMPT, max_tokens=1))
-    output = engine.activate("r", 7)
+    (output,) = engine.activate("r", {0: 7})
     assert output is not None
     assert (output.finish_reason, output.token_ids) == (FinishReason.LENGTH, (7,))
     assert output.start_position == 20
@@ -178,10 +178,10 @@ def test_activate_ends_a_request_whose_token_was_its_last(make_engine: Callable[
 def test_activate_needs_a_reservation(make_engine: Callable[..., Engine]):
     engine = make_engine()
     with pytest.raises(ValueError, match="reserved"):
-        engine.activate("nobody", 7)
+        engine.activate("nobody", {0: 7})
     engine.add_request(make_request("r", PROMPT))
     with pytest.raises(ValueError, match="reserved"):
-        engine.activate("r", 7)
+        engine.activate("r", {0: 7})
 
 
 def test_abort_in_every_state_frees_everything(make_engine: Callable[..., Engine]):
@@ -193,17 +193,17 @@ def test_abort_in_every_state_frees_everything(make_engine: Callable[..., Engine
     engine.add_request(make_request("waiting", PROMPT))
     engine.reserve(make_request("reserved", PROMPT))
     engine.reserve(make_request("activated", random_prompt(9)))
-    engine.activate("activated", 5)
+    engine.activate("activated", {0: 5})
     for request_id in ("decoding", "prefilling", "waiting", "reserved", "activated"):
-        output = engine.abort(request_id)
+        (output,) = engine.abort(request_id)
         assert output is not None, request_id
         assert output.finish_reason is FinishReason.ABORT
-        assert engine.abort(request_id) is None
+        assert engine.abort(request_id) == []
         engine.check_integrity()
-    assert engine.abort("unknown") is None
+    assert engine.abort("unknown") == []
     engine.add_request(make_request("held", PROMPT, hand_over=True))
     run(engine)
-    assert engine.abort("held") is None
+    assert engine.abort("held") == []
     assert_empty(engine)
 
 
@@ -229,7 +229,7 @@ def test_timings_add_up(make_engine: Callable[..., Engine]):
     assert (timings.prefill_wait_s, timings.prefill_s) == (1.0, 1.0)
     engine.abort("r")
     engine.reserve(make_request("d", PROMPT))
-    engine.activate("d", 5)  # 3
+    engine.activate("d", {0: 5})  # 3
     timings = engine.step().outputs[0].timings  # from 4 to 5
     assert timings is not None
     assert (timings.slot_wait_s, timings.first_decode_s) == (1.0, 1.0)

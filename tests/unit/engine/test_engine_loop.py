@@ -106,7 +106,7 @@ async def test_a_verb_runs_on_the_engine_thread_and_its_error_comes_back(loop: E
     name = await loop.call(lambda _: threading.current_thread().name)
     assert name == "engine"
     with pytest.raises(ValueError, match="reserved"):
-        await loop.call(lambda engine: engine.activate("nobody", 1))
+        await loop.call(lambda engine: engine.activate("nobody", {0: 1}))
 
 
 async def test_a_request_that_can_never_fit_is_refused_and_leaves_no_stream(loop: EngineLoop):
@@ -195,7 +195,7 @@ async def test_a_reservation_cancelled_while_it_is_granted_does_not_leak(loop: E
 async def test_a_reserved_request_runs_once_activated(loop: EngineLoop):
     await loop.reserve(make_request("r", PROMPT))
     stream = loop.open_stream("r")
-    assert await loop.call(lambda engine: engine.activate("r", 5)) is None
+    assert await loop.call(lambda engine: engine.activate("r", {0: 5})) == []
     outputs = await collect(stream)
     assert outputs[0].start_position == 21
     assert len(tokens_of(outputs)) == 11
@@ -204,7 +204,7 @@ async def test_a_reserved_request_runs_once_activated(loop: EngineLoop):
 async def test_a_last_token_ends_the_stream_of_an_activated_request(loop: EngineLoop):
     await loop.reserve(make_request("r", PROMPT, max_tokens=1))
     stream = loop.open_stream("r")
-    output = await loop.call(lambda engine: engine.activate("r", 5))
+    (output,) = await loop.call(lambda engine: engine.activate("r", {0: 5}))
     assert await collect(stream) == [output]
 
 

@@ -123,7 +123,7 @@ def test_handed_over_between_two_engines(
             target_id = reservation.block_ids[number]
             decode.kv_cache.tensor[target_id] = prefill.kv_cache.tensor[source[number]]
         prefill.release(name)
-        assert decode.activate(name, first_tokens[name][0]) is None
+        assert decode.activate(name, {0: first_tokens[name][0]}) == []
     rest = tokens_by_request(run(decode))
     assert {name: first_tokens[name] + rest[name] for name in truth} == truth
     for engine in (prefill, decode):

@@ -1,4 +1,4 @@
-"""Random requests and aborts in a tiny pool: each request equals its solo run."""
+"""Random requests and aborts in a tiny pool: each choice of each request equals its solo run."""
 
 import random
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 
 from engine.engine import Engine
 from engine.request import FinishReason
-from tests.unit.engine.conftest import generate, make_request, run, tokens_by_request
+from tests.unit.engine.conftest import generate, make_request, run
 
 NUM_REQUESTS = 24
 
@@ -29,6 +29,7 @@ def make_plan(seed: int) -> list[dict[str, Any]]:
                 "temperature": chance.choice([0.0, 1.0]),
                 "seed": number,
                 "cache_salt": chance.choice(["", "", "salt"]),
+                "num_choices": chance.choice([1, 1, 1, 2, 3]),
             }
         )
     return plan
@@ -39,31 +40,33 @@ def test_every_output_equals_its_solo_run(make_engine: Callable[..., Engine], se
     plan = make_plan(seed)
     chance = random.Random(1000 + seed)
     engine = make_engine(num_kv_blocks=14, max_num_seqs=4, max_num_batched_tokens=12)
-    tokens: dict[str, list[int]] = {}
-    ended: dict[str, FinishReason] = {}
+    tokens: dict[tuple[str, int], list[int]] = {}
+    ended: dict[tuple[str, int], FinishReason] = {}
     pending = list(plan)
     while pending or engine.has_work():
         if pending and chance.random() < 0.4:
             engine.add_request(make_request(**pending.pop(0)))
         outputs = engine.step().outputs
-        for request_id, new in tokens_by_request(outputs).items():
-            tokens.setdefault(request_id, []).extend(new)
         if chance.random() < 0.05:
-            aborted = engine.abort(f"r-{chance.randrange(NUM_REQUESTS)}")
-            outputs += [aborted] if aborted is not None else []
+            outputs += engine.abort(f"r-{chance.randrange(NUM_REQUESTS)}")
+        if chance.random() < 0.05:
+            outputs += engine.abort_choice(f"r-{chance.randrange(NUM_REQUESTS)}", 1)
         for output in outputs:
+            choice = (output.request_id, output.choice_index)
+            assert choice not in ended
+            tokens.setdefault(choice, []).extend(output.token_ids)
             if output.finish_reason is not None:
-                assert output.request_id not in ended
-                ended[output.request_id] = output.finish_reason
+                ended[choice] = output.finish_reason
         engine.check_integrity()
-    assert len(ended) == NUM_REQUESTS
     solo = make_engine()
     for facts in plan:
-        request_id = facts["request_id"]
-        expected = generate(solo, make_request(**facts))
-        got = tokens.get(request_id, [])
-        is_aborted = ended[request_id] is FinishReason.ABORT
-        assert got == (expected[: len(got)] if is_aborted else expected), facts
+        for index in range(facts["num_choices"]):
+            choice = (facts["request_id"], index)
+            alone = make_request(**{**facts, "choice_index": index, "num_choices": 1})
+            expected = generate(solo, alone)
+            got = tokens.get(choice, [])
+            is_aborted = ended[choice] is FinishReason.ABORT
+            assert got == (expected[: len(got)] if is_aborted else expected), (facts, index)
     counts = engine.block_counts()
     assert counts.free + counts.cached == counts.total
     assert run(engine) == []

@@ -31,7 +31,10 @@ def add(scheduler: Scheduler, name: str, length: int, first: int = 0, **changes:
 
 def apply(scheduler: Scheduler, schedule: Schedule) -> None:
     for entry in schedule.scheduled:
-        scheduler.update(entry, 99 if entry.samples else None)
+        samples = entry.samples
+        scheduler.update(entry)
+        if samples:
+            entry.request.token_ids.append(99)
 
 
 def step(scheduler: Scheduler, budget: int = 64) -> dict[str, int]:
@@ -227,7 +230,8 @@ def test_an_activated_request_waits_for_a_place_and_keeps_its_blocks():
     step(scheduler)
     request = make_request("b", prompt(4, 50))
     assert scheduler.reserve(request) is not None
-    scheduler.activate(request, 7)
+    scheduler.activate(request)
+    request.token_ids.append(7)
     assert step(scheduler) == {"a": 1}
     scheduler.remove(running)
     assert step(scheduler) == {"b": 1}
@@ -394,7 +398,8 @@ def test_an_activated_request_that_came_later_is_preempted_before_one_that_runs(
     step(scheduler)
     later = make_request("later", prompt(8, 100))
     assert scheduler.reserve(later) is not None
-    scheduler.activate(later, 7)
+    scheduler.activate(later)
+    later.token_ids.append(7)
     for _ in range(10):
         assert step(scheduler) == {"first": 1}
     assert (first.num_preemptions, later.num_preemptions) == (0, 1)

@@ -44,6 +44,21 @@ def test_failures_after_admission_are_bounded() -> None:
         spent.spend(failure("lost", was_admitted=True))
 
 
+def test_choices_that_go_on_alone_share_the_workers_they_may_take_down() -> None:
+    spent = budget(2)
+    spent.spend(failure("lost", was_admitted=True))
+    forks = [spent.fork() for _ in range(3)]
+    # The same worker lost to all of them is one worker.
+    second = frozenset({WorkerKey("decode-1", 1)})
+    for fork in forks:
+        lost = Failure(cause="lost", message="m", was_admitted=True, workers=second)
+        assert fork.spend(lost) == 0.0
+        assert fork.num_failures == 2
+    third = frozenset({WorkerKey("decode-2", 1)})
+    with pytest.raises(GenerationFailed, match="3 workers"):
+        forks[0].spend(Failure(cause="lost", message="m", was_admitted=True, workers=third))
+
+
 def test_a_drain_is_free() -> None:
     spent = budget(0)
     for _ in range(10):

@@ -25,7 +25,7 @@ def test_the_parts_always_sum_to_the_first_token(
     record = line.start_attempt(prefill_worker_id="p", decode_worker_id="d")
     record.add_prefill(common_pb2.WorkerTimings(prefill_wait_s=wait, prefill_s=prefill))
     clock.advance(worker)
-    line.add_tokens(1)
+    line.add_tokens(1, line.attempts[-1])
     report = line.report()
     parts = [report.queue_s, report.route_s, report.prefill_wait_s, report.prefill_s, report.wire_s]
     assert min(parts) >= 0.0
@@ -42,7 +42,7 @@ def test_a_failed_attempt_before_the_first_token_is_route_time() -> None:
     clock.advance(3.0)
     line.start_attempt(prefill_worker_id="p1", decode_worker_id="d").num_cached_tokens = 4
     clock.advance(1.0)
-    line.add_tokens(1)
+    line.add_tokens(1, line.attempts[-1])
     report = line.report()
     assert (report.route_s, report.wire_s) == pytest.approx((3.0, 1.0))
     assert (report.prefill_worker_id, report.cached_prefill, report.computed) == ("p1", 4, 6)
@@ -54,13 +54,13 @@ def test_after_a_migration_the_first_routing_counts() -> None:
     first = line.start_attempt(prefill_worker_id="p", decode_worker_id="d0")
     first.num_cached_tokens, first.kv_transfer_bytes = 4, 100
     first.add_decode(common_pb2.WorkerTimings(kv_transfer_s=0.1, slot_wait_s=0.5))
-    line.add_tokens(3)
+    line.add_tokens(3, line.attempts[-1])
     second = line.start_attempt(prefill_worker_id="", decode_worker_id="d1")
     second.num_cached_tokens, second.kv_transfer_bytes = 12, 50
     second.add_decode(common_pb2.WorkerTimings(kv_transfer_s=0.2, slot_wait_s=0.7))
     line.add_queue(2.0)
     clock.advance(2.0)
-    line.add_tokens(2)
+    line.add_tokens(2, line.attempts[-1])
     line.end("length")
     report = line.report()
     assert (report.cached_prefill, report.cached_decode, report.computed) == (4, 0, 6)
@@ -91,3 +91,23 @@ def test_the_first_end_counts() -> None:
 def test_a_request_that_never_started_has_an_empty_report() -> None:
     report = timeline(FakeClock()).report()
     assert (report.first_token_s, report.num_attempts, report.computed) == (None, 0, 10)
+
+
+def test_of_several_choices_the_earliest_tokens_count() -> None:
+    clock = FakeClock()
+    line = timeline(clock)
+    record = line.start_attempt(prefill_worker_id="p", decode_worker_id="d")
+    clock.advance(1.0)
+    for choice_index in range(3):
+        line.add_tokens(1, record, choice_index=choice_index)
+    assert line.report().second_token_s is None
+    clock.advance(2.0)
+    record.add_decode(common_pb2.WorkerTimings(slot_wait_s=0.5, first_decode_s=0.25))
+    line.add_tokens(1, record, choice_index=2)
+    clock.advance(4.0)
+    record.add_decode(common_pb2.WorkerTimings(slot_wait_s=4.5, first_decode_s=0.25))
+    line.add_tokens(2, record, choice_index=0)
+    assert line.since_last_token_s(1) == 6.0
+    report = line.report()
+    assert (report.first_token_s, report.second_token_s, report.completion_s) == (1.0, 3.0, 6.0)
+    assert (report.slot_wait_s, report.num_completion_tokens) == (0.5, 6)

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.request import FinishReason
 from router.token_merger import TokenGapError, TokenMerger, TokenPiece
 
 
@@ -59,3 +60,22 @@ def test_any_overlapping_messages_give_the_output_once(messages: list[tuple[int,
         start = max(len(got) - num_repeated, 0)
         got += merger.add(TokenPiece(5 + start, truth[start : start + length]), may_wait=False)
         assert got == truth[: len(got)] == merger.output
+
+
+def test_a_finish_behind_a_gap_waits_for_the_gap() -> None:
+    merger = TokenMerger(3, choice_index=1)
+    merger.add(TokenPiece(4, [8]), may_wait=True)
+    merger.finish_reason = FinishReason.STOP
+    assert not merger.is_finished
+    assert merger.add(TokenPiece(3, [7]), may_wait=False) == [7, 8]
+    assert merger.is_finished
+    assert merger.newest(0, FinishReason.STOP).choice_index == 1
+
+
+def test_a_finish_behind_a_gap_is_forgotten_with_its_attempt() -> None:
+    merger = TokenMerger(3)
+    merger.add(TokenPiece(4, [8]), may_wait=True)
+    merger.finish_reason = FinishReason.STOP
+    merger.start_attempt()
+    assert merger.finish_reason is None
+    assert not merger.is_over
