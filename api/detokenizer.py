@@ -98,7 +98,7 @@ def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
         token_bytes = _byte_table(tokenizer, skipped_ids)
         return lambda: ByteLevelDetokenizer(token_bytes)
     byte_ids = frozenset(
-        token_id for token, token_id in tokenizer.get_vocab().items() if _is_byte_token(token)
+        token_id for token, token_id in tokenizer.get_vocab().items() if is_byte_token(token)
     )
     return lambda: WindowDetokenizer(tokenizer, skipped_ids, byte_ids)
 
@@ -111,7 +111,7 @@ def detokenize(factory: DetokenizerFactory, token_ids: Iterable[int]) -> str:
 
 
 def _byte_table(tokenizer: Tokenizer, skipped_ids: frozenset[int]) -> list[bytes]:
-    characters = _byte_characters()
+    characters = byte_characters()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
@@ -125,7 +125,7 @@ def _byte_table(tokenizer: Tokenizer, skipped_ids: frozenset[int]) -> list[bytes
     return table
 
 
-def _byte_characters() -> dict[str, int]:
+def byte_characters() -> dict[str, int]:
     """Map each character of the byte-level alphabet to its byte (GPT-2's printable stand-ins)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -133,5 +133,6 @@ def _byte_characters() -> dict[str, int]:
     return table | {chr(256 + rank): byte for rank, byte in enumerate(others)}
 
 
-def _is_byte_token(token: str) -> bool:
+def is_byte_token(token: str) -> bool:
+    """Tell whether a token of a sentencepiece vocabulary stands for one byte."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")

@@ -23,9 +23,8 @@ from api.parameter_checks import Values
 from api.request_span import describe_answer, describe_request
 from api.serving import Serving
 from api.sse import EventSender
-from api.text_stream import TextStream
+from api.text_stream import TextDelta, TextStream, join_deltas
 from api.usage import Usage, server_timing
-from router.request import FinishReason
 from telemetry import attributes, tracing
 
 ReadCall = Callable[[Values, Serving], Awaitable[Call]]
@@ -72,9 +71,10 @@ class GenerationEndpoint:
         ]
         answer = self._new_format(
             streams[0].request_id,
+            call,
             model=self._serving.model_config.model_id,
             created=int(time.time()),
-            has_usage=call.has_usage_chunk,
+            token_bytes=self._serving.tokenizer.token_bytes,
         )
         try:
             if call.is_stream:
@@ -89,14 +89,11 @@ class GenerationEndpoint:
     async def _answer_whole(
         self, call: Call, answer: AnswerFormat, streams: Sequence[TextStream], send: Send
     ) -> None:
-        texts: list[list[str]] = [[] for _ in streams]
-        reasons = [FinishReason.STOP for _ in streams]
+        parts: list[list[TextDelta]] = [[] for _ in streams]
         async with aclosing(merged(streams)) as deltas:
             async for index, delta in deltas:
-                texts[index].append(delta.text)
-                if delta.finish_reason is not None:
-                    reasons[index] = delta.finish_reason
-        choices = [("".join(parts), reason) for parts, reason in zip(texts, reasons, strict=True)]
+                parts[index].append(delta)
+        choices = [join_deltas(deltas) for deltas in parts]
         data = orjson.dumps(answer.body(choices, Usage.of(streams).to_dict()))
         headers = [
             (b"content-type", b"application/json"),
@@ -136,8 +133,8 @@ async def _events(
                 first = answer.first_chunk(index)
                 if first is not None:
                     yield sse.event(first)
-            if delta.text:
-                yield sse.event(answer.text_chunk(index, delta.text))
+            if (chunk := answer.text_chunk(index, delta)) is not None:
+                yield sse.event(chunk)
             if delta.finish_reason is not None:
                 yield sse.event(answer.finish_chunk(index, delta.finish_reason))
     if call.has_usage_chunk:

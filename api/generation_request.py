@@ -1,35 +1,46 @@
 """The one typed request behind HTTP and gRPC, and the one place where it is judged."""
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from relevo.v1 import common_pb2
 
+from api.echo import Echo
 from api.errors import ApiError, Verdict, invalid, show
+from api.logprobs_parameters import read_logprobs, read_prompt_logprobs
 from api.parameter_checks import (
     MAX_INT32,
-    MAX_STOP_TOKEN_IDS,
     Values,
     read_flag,
     read_integer,
     read_number,
     read_stops,
     read_text,
-    read_token_ids,
+)
+from api.token_parameters import (
+    EncodeWord,
+    check_something_is_left,
+    read_allowed_token_ids,
+    read_bad_words,
+    read_logit_bias,
+    read_stop_token_ids,
 )
 
 MAX_SEED = 2**63 - 1
 MAX_CACHE_SALT_CHARACTERS = 128
 GREEDY_BELOW = 1e-5
+# Far beyond what is of use, and far from what would overflow a logit.
+MAX_REPETITION_PENALTY = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the served model allows."""
+    """What the served model allows, and how it spells a word."""
 
     max_model_len: int  # prompt and completion together
     vocab_size: int
+    encode_word: EncodeWord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +53,32 @@ class GenerationRequest:
     top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
     seed: int = 0
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    has_stop_in_text: bool = False
+    num_logprobs: int | None = None  # candidates beside each output token; None: no logprobs
+    num_prompt_logprobs: int | None = None  # the same for the prompt, as the client asked for it
+    has_echo: bool = False  # the prompt stands before the text
+    has_token_ids: bool = False
+    echo: Echo | None = None  # the prompt laid out, once a face has done it
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier, and may preempt what is higher
+
+    @property
+    def num_computed_prompt_logprobs(self) -> int | None:
+        """Candidates an engine must tell for the prompt; an echo shows those of the output."""
+        echoed = self.num_logprobs if self.has_echo else None
+        wanted = [num for num in (echoed, self.num_prompt_logprobs) if num is not None]
+        return max(wanted, default=None)
 
     def to_sampling_params(self) -> common_pb2.SamplingParams:
         """Return what an engine needs of it: everything but the text."""
@@ -62,6 +92,14 @@ class GenerationRequest:
             min_tokens=self.min_tokens,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            bad_words=[common_pb2.TokenSequence(token_ids=word) for word in self.bad_words],
+            allowed_token_ids=self.allowed_token_ids,
+            num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.num_computed_prompt_logprobs,
         )
 
 
@@ -99,6 +137,11 @@ def validate(
         max_tokens = left if default_max_tokens is None else min(default_max_tokens, left)
     temperature = read_number(values, "temperature", default=1.0, low=0, high=2)
     seed = read_integer(values, "seed", low=-MAX_SEED - 1, high=MAX_SEED)
+    min_tokens = _read_min_tokens(values, max_tokens)
+    stop_token_ids = read_stop_token_ids(values, limits.vocab_size)
+    bad_words = read_bad_words(values, limits.encode_word)
+    allowed = read_allowed_token_ids(values, limits.vocab_size)
+    check_something_is_left(allowed, bad_words, stop_token_ids if min_tokens else ())
     return GenerationRequest(
         token_ids=token_ids,
         max_tokens=max_tokens,
@@ -107,12 +150,29 @@ def validate(
         top_k=max(0, read_integer(values, "top_k", low=-1) or 0),
         top_p=read_number(values, "top_p", default=1.0, low=0, high=1, is_open=True),
         min_p=read_number(values, "min_p", default=0.0, low=0, high=1),
+        repetition_penalty=read_number(
+            values,
+            "repetition_penalty",
+            default=1.0,
+            low=1 / MAX_REPETITION_PENALTY,
+            high=MAX_REPETITION_PENALTY,
+        ),
+        presence_penalty=read_number(values, "presence_penalty", default=0.0, low=-2, high=2),
+        frequency_penalty=read_number(values, "frequency_penalty", default=0.0, low=-2, high=2),
+        logit_bias=read_logit_bias(values, limits.vocab_size),
+        bad_words=bad_words,
+        allowed_token_ids=allowed,
         # Drawn here and not in an engine: a request that moves to another worker keeps its seed.
         seed=secrets.randbits(63) if seed is None else seed,
-        min_tokens=_read_min_tokens(values, max_tokens),
+        min_tokens=min_tokens,
         stop=read_stops(values),
-        stop_token_ids=_read_stop_token_ids(values, limits.vocab_size),
+        stop_token_ids=stop_token_ids,
         ignore_eos=read_flag(values, "ignore_eos"),
+        has_stop_in_text=read_flag(values, "include_stop_str_in_output"),
+        num_logprobs=read_logprobs(values),
+        num_prompt_logprobs=read_prompt_logprobs(values),
+        has_echo=read_flag(values, "echo"),
+        has_token_ids=read_flag(values, "return_token_ids"),
         cache_salt=_read_cache_salt(values),
         priority=read_integer(values, "priority", low=-MAX_INT32 - 1) or 0,
     )
@@ -160,15 +220,6 @@ def _read_min_tokens(values: Values, max_tokens: int) -> int:
             "min_tokens",
         )
     return min_tokens
-
-
-def _read_stop_token_ids(values: Values, vocab_size: int) -> tuple[int, ...]:
-    value = values.get("stop_token_ids")
-    if value is None:
-        return ()
-    return tuple(
-        read_token_ids(value, "stop_token_ids", vocab_size=vocab_size, max_ids=MAX_STOP_TOKEN_IDS)
-    )
 
 
 def _read_cache_salt(values: Values) -> str:

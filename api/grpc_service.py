@@ -12,6 +12,7 @@ from relevo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from api.errors import invalid
 from api.generation_request import GenerationRequest, read_model, validate
 from api.grpc_gate import request_label
+from api.grpc_logprobs import to_message
 from api.parameter_checks import read_token_ids
 from api.request_span import describe_answer, describe_request
 from api.serving import Serving
@@ -32,7 +33,14 @@ _OPTIONAL_FIELDS = (
     "min_tokens",
     "cache_salt",
     "priority",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "prompt_logprobs",
 )
+_LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "echo")
 _FINISH_REASONS = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -56,6 +64,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         async def take(stream: TextStream, delta: TextDelta) -> None:
             texts.append(delta.text)
             response.token_ids.extend(delta.token_ids)
+            response.logprobs.extend(self._scored(delta))
+            response.prompt_logprobs.extend(self._prompt_scored(stream, delta))
             if delta.finish_reason is not None:
                 response.request_id = stream.request_id
                 response.finish_reason = _FINISH_REASONS[delta.finish_reason]
@@ -83,6 +93,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 text=delta.text,
                 token_ids=delta.token_ids,
                 finish_reason=_FINISH_REASONS[delta.finish_reason],
+                logprobs=self._scored(delta),
+                prompt_logprobs=self._prompt_scored(stream, delta),
             )
             if delta.finish_reason is not None:
                 message.usage.CopyFrom(Usage.of([stream]).to_proto())
@@ -126,11 +138,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             if generation.HasField(name)
         }
         values["model"] = generation.model
-        values["ignore_eos"] = generation.ignore_eos
-        if generation.stop:
-            values["stop"] = list(generation.stop)
-        if generation.stop_token_ids:
-            values["stop_token_ids"] = list(generation.stop_token_ids)
+        values |= {name: getattr(generation, name) for name in _FLAGS}
+        values |= {name: list(each) for name in _LISTS if (each := getattr(generation, name))}
+        if generation.logit_bias:
+            values["logit_bias"] = dict(generation.logit_bias)
         read_model(values, served_model=self._serving.model_config.model_id)
         kind = generation.WhichOneof("prompt")
         if kind is None:
@@ -147,7 +158,19 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 vocab_size=limits.vocab_size,
                 max_ids=limits.max_model_len,
             )
-        return validate(values, token_ids=token_ids, limits=limits)
+        request = validate(values, token_ids=token_ids, limits=limits)
+        return self._serving.lay_out_echo(request, generation.text if kind == "text" else None)
+
+    def _scored(self, delta: TextDelta) -> list[inference_pb2.TokenLogprobs]:
+        token_bytes = self._serving.tokenizer.token_bytes
+        return [to_message(token.token_id, token.logprobs, token_bytes) for token in delta.scored]
+
+    def _prompt_scored(
+        self, stream: TextStream, delta: TextDelta
+    ) -> list[inference_pb2.TokenLogprobs]:
+        token_bytes = self._serving.tokenizer.token_bytes
+        pairs = zip(stream.prompt[1:], delta.prompt_logprobs, strict=False)
+        return [to_message(token_id, entry, token_bytes) for token_id, entry in pairs]
 
     async def Tokenize(  # noqa: N802
         self,

@@ -29,10 +29,20 @@ _SAMPLING = frozenset(
         "priority",
         "stream",
         "stream_options",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "bad_words",
+        "allowed_token_ids",
+        "include_stop_str_in_output",
+        "logprobs",
+        "prompt_logprobs",
+        "return_token_ids",
     }
 )
-CHAT_FIELDS = _SAMPLING | {"messages"}
-COMPLETION_FIELDS = _SAMPLING | {"prompt"}
+CHAT_FIELDS = _SAMPLING | {"messages", "top_logprobs"}
+COMPLETION_FIELDS = _SAMPLING | {"prompt", "echo"}
 
 # They change neither the text nor how it is served here.
 HARMLESS_FIELDS = frozenset(
@@ -52,36 +62,26 @@ HARMLESS_FIELDS = frozenset(
 # Field -> values that ask for nothing beyond what is served. Null always does.
 UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "n": (1,),
     "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (0, False),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),

@@ -1,10 +1,14 @@
 """The two shapes of OpenAI's text APIs: what a chunk and a whole answer look like."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from api.logprobs_formats import Json, chat_logprobs, completion_logprobs, prompt_logprobs
+from api.openai_requests import Call
+from api.text_stream import TextDelta
+from api.token_text import TokenBytes
 from router.request import FinishReason
-
-Json = dict[str, object]
 
 
 class AnswerFormat(Protocol):
@@ -16,8 +20,8 @@ class AnswerFormat(Protocol):
         """Return what opens a choice, if anything does."""
         ...
 
-    def text_chunk(self, index: int, text: str) -> Json:
-        """Return new text of a choice."""
+    def text_chunk(self, index: int, delta: TextDelta) -> Json | None:
+        """Return what a step added to a choice, its end aside; None when there is nothing."""
         ...
 
     def finish_chunk(self, index: int, reason: FinishReason) -> Json:
@@ -28,7 +32,7 @@ class AnswerFormat(Protocol):
         """Return the chunk that carries usage and no choice."""
         ...
 
-    def body(self, choices: list[tuple[str, FinishReason]], usage: Json) -> Json:
+    def body(self, choices: Sequence[TextDelta], usage: Json) -> Json:
         """Return the whole answer at once."""
         ...
 
@@ -40,11 +44,38 @@ class _Format:
     object_name = ""
     chunk_object_name = ""
 
-    def __init__(self, request_id: str, *, model: str, created: int, has_usage: bool) -> None:
+    def __init__(
+        self, request_id: str, call: Call, *, model: str, created: int, token_bytes: TokenBytes
+    ) -> None:
         self.id = self.id_prefix + request_id
+        self._requests = call.requests
         self._model = model
         self._created = created
-        self._has_usage = has_usage  # then every other chunk says `usage: null`
+        self._token_bytes = token_bytes
+        self._has_usage = call.has_usage_chunk  # then every other chunk says `usage: null`
+
+    def _says_something(self, index: int, delta: TextDelta) -> bool:
+        has_ids = self._requests[index].has_token_ids and bool(delta.token_ids)
+        return bool(delta.text or delta.scored or delta.prompt_logprobs or has_ids)
+
+    def _prompt_logprobs(self, index: int, delta: TextDelta) -> Json:
+        """The prompt's part, in the one delta that has it."""
+        if self._requests[index].num_prompt_logprobs is None or not delta.is_first:
+            return {}
+        prompt = self._requests[index].token_ids
+        return {
+            "prompt_logprobs": prompt_logprobs(prompt, delta.prompt_logprobs, self._token_bytes)
+        }
+
+    def _token_ids(self, index: int, delta: TextDelta) -> Json:
+        return {"token_ids": delta.token_ids} if self._requests[index].has_token_ids else {}
+
+    def _prompt_token_ids(self, index: int, delta: TextDelta) -> Json:
+        if not self._requests[index].has_token_ids:
+            return {}
+        return {
+            "prompt_token_ids": list(self._requests[index].token_ids) if delta.is_first else None
+        }
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk: Json = {
@@ -84,32 +115,51 @@ class ChatFormat(_Format):
         """Say who speaks."""
         return self._choice(index, {"role": "assistant", "content": ""}, None)
 
-    def text_chunk(self, index: int, text: str) -> Json:
-        """Return new text."""
-        return self._choice(index, {"content": text}, None)
+    def text_chunk(self, index: int, delta: TextDelta) -> Json | None:
+        """Return new text and what is known of its tokens; about the prompt, beside the choices."""
+        if not self._says_something(index, delta):
+            return None
+        content: Json = {"content": delta.text} if delta.text else {}
+        chunk = self._choice(index, content, None, logprobs=self._logprobs(index, delta))
+        choices = chunk["choices"]
+        assert isinstance(choices, list)
+        choices[0] |= self._token_ids(index, delta)
+        return chunk | self._prompt_part(index, delta)
 
     def finish_chunk(self, index: int, reason: FinishReason) -> Json:
         """Return an empty delta and the reason."""
         return self._choice(index, {}, reason.value)
 
-    def _choice(self, index: int, delta: Json, reason: str | None) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _choice(
+        self, index: int, delta: Json, reason: str | None, *, logprobs: Json | None = None
+    ) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._chunk([choice])
 
-    def body(self, choices: list[tuple[str, FinishReason]], usage: Json) -> Json:
+    def _logprobs(self, index: int, delta: TextDelta) -> Json | None:
+        if self._requests[index].num_logprobs is None or not delta.scored:
+            return None
+        return chat_logprobs(delta.scored, self._token_bytes)
+
+    def _prompt_part(self, index: int, delta: TextDelta) -> Json:
+        return self._prompt_logprobs(index, delta) | self._prompt_token_ids(index, delta)
+
+    def body(self, choices: Sequence[TextDelta], usage: Json) -> Json:
         """Return a `chat.completion`."""
-        return self._body(
+        body = self._body(
             [
                 {
                     "index": index,
-                    "message": {"role": "assistant", "content": text, "refusal": None},
-                    "logprobs": None,
-                    "finish_reason": reason.value,
+                    "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                    "logprobs": self._logprobs(index, answer),
+                    "finish_reason": _reason(answer),
+                    **self._token_ids(index, answer),
                 }
-                for index, (text, reason) in enumerate(choices)
+                for index, answer in enumerate(choices)
             ],
             usage,
         )
+        return body | self._prompt_part(0, choices[0])
 
 
 class CompletionFormat(_Format):
@@ -123,25 +173,38 @@ class CompletionFormat(_Format):
         """Nothing opens a completion."""
         return None
 
-    def text_chunk(self, index: int, text: str) -> Json:
-        """Return new text."""
-        return self._chunk([_completion_choice(index, text, None)])
+    def text_chunk(self, index: int, delta: TextDelta) -> Json | None:
+        """Return new text and what is known of its tokens."""
+        if not self._says_something(index, delta):
+            return None
+        return self._chunk([self._choice(index, replace(delta, finish_reason=None))])
 
     def finish_chunk(self, index: int, reason: FinishReason) -> Json:
         """Return no text and the reason."""
-        return self._chunk([_completion_choice(index, "", reason)])
-
-    def body(self, choices: list[tuple[str, FinishReason]], usage: Json) -> Json:
-        """Return a `text_completion`."""
-        return self._body(
-            [
-                _completion_choice(index, text, reason)
-                for index, (text, reason) in enumerate(choices)
-            ],
-            usage,
+        return self._chunk(
+            [{"index": index, "text": "", "logprobs": None, "finish_reason": reason.value}]
         )
 
+    def body(self, choices: Sequence[TextDelta], usage: Json) -> Json:
+        """Return a `text_completion`."""
+        return self._body(
+            [self._choice(index, answer) for index, answer in enumerate(choices)], usage
+        )
 
-def _completion_choice(index: int, text: str, reason: FinishReason | None) -> Json:
-    value = None if reason is None else reason.value
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": value}
+    def _choice(self, index: int, delta: TextDelta) -> Json:
+        has_logprobs = self._requests[index].num_logprobs is not None and delta.scored
+        return {
+            "index": index,
+            "text": delta.text,
+            "logprobs": completion_logprobs(delta.scored, self._token_bytes)
+            if has_logprobs
+            else None,
+            "finish_reason": _reason(delta),
+            **self._token_ids(index, delta),
+            **self._prompt_token_ids(index, delta),
+            **self._prompt_logprobs(index, delta),
+        }
+
+
+def _reason(delta: TextDelta) -> str | None:
+    return None if delta.finish_reason is None else delta.finish_reason.value

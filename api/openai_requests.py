@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from api.chat_messages import read_messages
 from api.errors import invalid, show
 from api.generation_request import GenerationRequest, read_model, validate
+from api.logprobs_parameters import read_chat_logprobs, read_completion_logprobs
 from api.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, check_fields, read_stream
 from api.parameter_checks import Values, read_token_ids
 from api.serving import Serving
@@ -34,7 +35,8 @@ async def read_chat(body: Values, serving: Serving) -> Call:
     messages = read_messages(body.get("messages"))
     limits = serving.limits()
     token_ids = await serving.tokenizer.encode_chat(messages, max_model_len=limits.max_model_len)
-    request = validate(body, token_ids=token_ids, limits=limits, prompt_name="messages")
+    values = {**body, "logprobs": read_chat_logprobs(body)}
+    request = validate(values, token_ids=token_ids, limits=limits, prompt_name="messages")
     return Call(
         operation=attributes.OPERATION_CHAT,
         requests=[request],
@@ -49,12 +51,16 @@ async def read_completion(body: Values, serving: Serving) -> Call:
     unknown = _check(body, COMPLETION_FIELDS, serving)
     is_stream, has_usage_chunk = read_stream(body)
     limits = serving.limits()
+    values = {**body, "logprobs": read_completion_logprobs(body)}
     requests = [
-        validate(
-            body,
-            token_ids=await _encode(prompt, serving),
-            limits=limits,
-            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        serving.lay_out_echo(
+            validate(
+                values,
+                token_ids=await _encode(prompt, serving),
+                limits=limits,
+                default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+            ),
+            prompt if isinstance(prompt, str) else None,
         )
         for prompt in _read_prompts(body.get("prompt"))
     ]

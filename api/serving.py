@@ -5,8 +5,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from api.config import IngressConfig, ModelConfig
+from api.echo import Echo
 from api.generation_request import GenerationRequest, Limits
 from api.text_stream import TextStream
 from api.tokenizer import Tokenizer
@@ -60,7 +62,18 @@ class Serving:
     def limits(self) -> Limits:
         """Return what the model allows."""
         info = self.model_info()
-        return Limits(max_model_len=info.max_model_len, vocab_size=self.tokenizer.vocab_size)
+        return Limits(
+            max_model_len=info.max_model_len,
+            vocab_size=self.tokenizer.vocab_size,
+            encode_word=self.tokenizer.encode_word,
+        )
+
+    def lay_out_echo(self, request: GenerationRequest, text: str | None) -> GenerationRequest:
+        """Give a request that wants an echo its prompt's text; None: its tokens say it."""
+        if not request.has_echo:
+            return request
+        echo = Echo.of(request.token_ids, text, self.tokenizer.new_detokenizer())
+        return replace(request, echo=echo)
 
     def open_stream(
         self,

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Owns the text not yet released. Invariant: no released text is part of a stop string.
+    """Owns the text not yet released.
+
+    Invariant: no released text is part of a stop string, unless it is to be shown.
 
     The stop that is complete first wins, so the result does not depend on how the text was cut.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_stop_shown: bool = False) -> None:
         self._stops = tuple(stops)
+        self._is_stop_shown = is_stop_shown
         self._held = ""
         self.stopped = False
 
@@ -38,7 +41,10 @@ class StopStrings:
         found = [
             (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
         ]
-        return min(found)[1] if found else None
+        if not found:
+            return None
+        end, start = min(found)
+        return end if self._is_stop_shown else start
 
     def _num_held(self, text: str) -> int:
         """Length of the longest end of the text that begins a stop string."""

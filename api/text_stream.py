@@ -5,15 +5,18 @@ router batch -> each token: detokenise -> (after min_tokens) stop strings -> Tex
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from api.detokenizer import Detokenizer
+from api.echo import trimmed
 from api.errors import ApiError, Verdict
 from api.generation_request import GenerationRequest
+from api.scored_tokens import ScoredToken, ScoredTokens
 from api.stop_strings import StopStrings
 from api.upstream import UpstreamGeneration
 from faults.plan import fault_point_async
+from router.logprobs import TokenLogprobs
 from router.report import RequestReport
 from router.request import FinishReason, TokenBatch
 
@@ -25,6 +28,21 @@ class TextDelta:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
+    is_first: bool = False
+    scored: list[ScoredToken] = field(default_factory=list)  # whose text is out by now
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # with the first one
+
+
+def join_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
+    """Return a whole answer out of its pieces."""
+    return TextDelta(
+        "".join(delta.text for delta in deltas),
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        deltas[-1].finish_reason,
+        is_first=True,
+        scored=[token for delta in deltas for token in delta.scored],
+        prompt_logprobs=[entry for delta in deltas for entry in delta.prompt_logprobs],
+    )
 
 
 class TextStream:
@@ -43,12 +61,18 @@ class TextStream:
         self.request_id = request_id
         self.num_tokens = 0
         self.finish_reason = ""
+        self.prompt = request.token_ids
         self.num_prompt_tokens = len(request.token_ids)
-        self._min_tokens = request.min_tokens
+        self._request = request
         self._request_label = request_label
         self._generation = generation
         self._detokenizer = detokenizer
-        self._stops = StopStrings(request.stop)
+        self._stops = StopStrings(request.stop, is_stop_shown=request.has_stop_in_text)
+        self._scored = ScoredTokens()
+        self._has_begun = False
+        # Of the answer's text: known, and out. What lies between could become a stop string.
+        self._num_characters = 0
+        self._num_shown = 0
         self._on_close = on_close
         self._is_finished = False
         self._aborting: asyncio.Task[None] | None = None
@@ -101,24 +125,71 @@ class TextStream:
             raise ApiError(Verdict.FAILED, "The generation ended without a finish reason") from None
 
     def _take(self, batch: TokenBatch) -> TextDelta:
-        texts: list[str] = []
+        first = self._begin(batch)
+        texts = [first.text]
         last = len(batch.token_ids) - 1
         for index, token_id in enumerate(batch.token_ids):
             self.num_tokens += 1
-            if index == last and batch.finish_reason is FinishReason.STOP:
-                break  # the stop token counts, its text does not show
-            texts.append(self._filter(self._detokenizer.push(token_id)))
+            is_stop = index == last and batch.finish_reason is FinishReason.STOP
+            # A stop token counts; its text shows only if it was asked for.
+            is_shown = not is_stop or self._request.has_stop_in_text
+            text = self._detokenizer.push(token_id) if is_shown else ""
+            self._score(token_id, text, batch.logprobs[index] if batch.logprobs else None)
+            texts.append(self._filter(text))
             if self._stops.stopped:
-                token_ids = batch.token_ids[: index + 1]
-                return TextDelta("".join(texts), token_ids, FinishReason.STOP)
-        if batch.finish_reason is None:
-            return TextDelta("".join(texts), batch.token_ids)
-        texts.append(self._filter(self._detokenizer.flush()))
-        if self._stops.stopped:
-            return TextDelta("".join(texts), batch.token_ids, FinishReason.STOP)
-        texts.append(self._stops.flush())
-        return TextDelta("".join(texts), batch.token_ids, batch.finish_reason)
+                return self._end(first, texts, batch.token_ids[: index + 1], FinishReason.STOP)
+        reason = batch.finish_reason
+        if reason is not None:
+            texts.append(self._filter(self._detokenizer.flush()))
+            if self._stops.stopped:
+                return self._end(first, texts, batch.token_ids, FinishReason.STOP)
+            texts.append(self._stops.flush())
+        return self._end(first, texts, batch.token_ids, reason)
+
+    def _begin(self, batch: TokenBatch) -> TextDelta:
+        """Return what stands before the tokens of a batch: on the first all about the prompt."""
+        if self._has_begun:
+            return TextDelta("", [])
+        self._has_begun = True
+        delta = TextDelta("", [], is_first=True)
+        request, entries = self._request, batch.prompt_logprobs
+        if (num_top := request.num_prompt_logprobs) is not None:
+            delta.prompt_logprobs = [each for entry in entries if (each := trimmed(entry, num_top))]
+        if request.echo is not None:
+            delta.text = request.echo.text
+            self._num_characters = len(delta.text)
+            if request.num_logprobs is not None:
+                delta.scored = request.echo.score(entries, request.num_logprobs)
+        return delta
+
+    def _score(self, token_id: int, text: str, logprobs: TokenLogprobs | None) -> None:
+        start = self._num_characters
+        self._num_characters += len(text)
+        if logprobs is not None:
+            self._scored.push(ScoredToken(token_id, start, logprobs), end=self._num_characters)
+
+    def _end(
+        self, first: TextDelta, texts: list[str], token_ids: list[int], reason: FinishReason | None
+    ) -> TextDelta:
+        """Return the delta of a batch."""
+        text = "".join(texts)
+        self._num_shown += len(text)
+        if reason is None:
+            scored = self._scored.release(self._num_shown)
+        else:
+            # A stop string may have cut the text before the place where a token begins.
+            scored = [
+                replace(token, text_offset=min(token.text_offset, self._num_shown))
+                for token in self._scored.flush()
+            ]
+        return replace(
+            first,
+            text=text,
+            token_ids=token_ids,
+            finish_reason=reason,
+            scored=first.scored + scored,
+        )
 
     def _filter(self, text: str) -> str:
         """Let the text of the first min_tokens tokens pass; look for stop strings in the rest."""
-        return text if self.num_tokens <= self._min_tokens else self._stops.push(text)
+        return text if self.num_tokens <= self._request.min_tokens else self._stops.push(text)

@@ -13,6 +13,7 @@ from api.chat_messages import Message
 from api.chat_template import ChatTemplate, Piece
 from api.detokenizer import Detokenizer
 from api.errors import ApiError, Verdict
+from api.token_text import token_bytes_of
 
 # Real text has about four characters a token; what has more than this many cannot be meant.
 MAX_CHARACTERS_PER_TOKEN = 16
@@ -35,6 +36,7 @@ class Tokenizer:
             tokenizer, [token.content for token in added if token.special]
         )
         self._new_detokenizer = detokenizer.detokenizer_factory(self._backend)
+        self.token_bytes = token_bytes_of(self._backend)
 
     @classmethod
     def load(cls, path: str) -> "Tokenizer":
@@ -53,6 +55,10 @@ class Tokenizer:
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the whole text of some ids, without special tokens."""
         return detokenizer.detokenize(self._new_detokenizer, token_ids)
+
+    def encode_word(self, text: str) -> list[int]:
+        """Tokenise a piece of text as it may stand anywhere; nothing in it is a special token."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     async def encode(self, text: str, *, max_model_len: int, name: str = "prompt") -> list[int]:
         """Tokenise a bare prompt; the tokenizer adds what it always adds (BOS)."""

@@ -1,6 +1,7 @@
 """The gRPC face: every rpc, rich errors, health, reflection, and the same verdicts as HTTP."""
 
 import asyncio
+import math
 
 import grpc
 import grpc.aio
@@ -87,6 +88,14 @@ async def test_every_parameter_reaches_the_router(site: Site) -> None:
         stop_token_ids=[9],
         ignore_eos=True,
         cache_salt="salt",
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={5: 2.0},
+        bad_words=["no"],
+        allowed_token_ids=[5, 9],
+        logprobs=0,
+        prompt_logprobs=2,
     )
     await site.stub.Generate(request)
     routed = site.router.generations[0].request
@@ -94,6 +103,12 @@ async def test_every_parameter_reaches_the_router(site: Site) -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.5)
     assert (sampling.seed, sampling.max_tokens, sampling.min_tokens) == (-5, 7, 2)
     assert (list(sampling.stop_token_ids), sampling.ignore_eos) == ([9], True)
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.5, -0.5)
+    assert (sampling.frequency_penalty, dict(sampling.logit_bias)) == (0.25, {5: 2.0})
+    words = [list(word.token_ids) for word in sampling.bad_words]
+    assert words == [tokens_of("no"), tokens_of(" no")]
+    assert list(sampling.allowed_token_ids) == [5, 9]
+    assert (sampling.num_logprobs, sampling.num_prompt_logprobs) == (0, 2)
     assert routed.cache_salt == "salt"
 
 
@@ -118,6 +133,17 @@ SAME: list[dict[str, object]] = [
     {"text": "hi", "stop_token_ids": [99999]},
     {"text": "hi", "stop_token_ids": [-1]},
     {"text": "hi", "cache_salt": ""},
+    {"text": "hi", "repetition_penalty": 0.0},
+    {"text": "hi", "presence_penalty": float("nan")},
+    {"text": "hi", "frequency_penalty": 2.5},
+    {"text": "hi", "logit_bias": {99999: 5.0}},
+    {"text": "hi", "logit_bias": {-1: 5.0}},
+    {"text": "hi", "logit_bias": {5: float("inf")}},
+    {"text": "hi", "bad_words": [""]},
+    {"text": "hi", "allowed_token_ids": [99999]},
+    {"text": "hi", "allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1},
+    {"text": "hi", "logprobs": -1},
+    {"text": "hi", "prompt_logprobs": 21},
     {"text": ""},
     {"text": "x" * 100_000},
     {"token_ids": {"ids": []}},
@@ -131,13 +157,18 @@ SAME: list[dict[str, object]] = [
 ]
 
 
+def as_json(value: object) -> object:
+    """The same in JSON, which has no number that is not finite."""
+    if isinstance(value, dict):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else 1e308
+    return value
+
+
 @pytest.mark.parametrize("fields", SAME, ids=lambda fields: repr(fields)[:60])
 async def test_both_faces_give_the_same_verdict(site: Site, fields: dict[str, object]) -> None:
-    body = {"model": "tiny", **{k: v for k, v in fields.items() if v == v}}  # noqa: PLR0124
-    if fields.get("temperature") != fields.get("temperature"):
-        body["temperature"] = "NaN"  # JSON has none
-    if fields.get("min_p") == float("inf"):
-        body["min_p"] = 1e308
+    body = {"model": "tiny", **{name: as_json(value) for name, value in fields.items()}}
     if "text" in body:
         body["prompt"] = body.pop("text")
     if "token_ids" in body:

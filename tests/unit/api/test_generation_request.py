@@ -7,7 +7,11 @@ import pytest
 from api.errors import ApiError, Verdict
 from api.generation_request import Limits, read_model, validate
 
-LIMITS = Limits(max_model_len=64, vocab_size=320)
+LIMITS = Limits(
+    max_model_len=64,
+    vocab_size=320,
+    encode_word=lambda text: [3 + ord(letter) % 300 for letter in text],
+)
 PROMPT = list(range(8))
 MAX_INT64 = 2**63 - 1
 
@@ -34,6 +38,55 @@ REFUSED: list[tuple[str, object]] = [
     ),
     *(("ignore_eos", value) for value in (1, "true", [])),
     *(("priority", value) for value in (-(2**31) - 1, 2**31, 0.5, "1", True)),
+    *(
+        ("repetition_penalty", value)
+        for value in (0, -1, 1e-40, 101, math.nan, math.inf, "1", True)
+    ),
+    *(
+        (name, value)
+        for name in ("presence_penalty", "frequency_penalty")
+        for value in (-2.1, 2.1, math.nan, -math.inf, "0", True)
+    ),
+    # A13: an id or a number outside of what there is never reaches a tensor.
+    *(
+        ("logit_bias", value)
+        for value in (
+            {"999999": 5},
+            {"320": 5},
+            {"-1": 5},
+            {"abc": 5},
+            {"1.0": 5},
+            {"": 5},
+            {"9" * 400: 5},
+            {"1": 1000},
+            {"1": -100.1},
+            {"1": math.nan},
+            {"1": "5"},
+            {"1": True},
+            {"1": None},
+            {str(n): 1 for n in range(1025)},
+            [1],
+            5,
+        )
+    ),
+    *(
+        ("bad_words", value)
+        for value in ("x", [""], ["  "], [1], [None], ["x"] * 129, ["x" * 129], {}, 5)
+    ),
+    *(
+        ("allowed_token_ids", value)
+        for value in ([], [320], [-1], [True], [1.0], ["1"], 5, [1] * 321)
+    ),
+    *(
+        (name, value)
+        for name in ("logprobs", "prompt_logprobs")
+        for value in (-1, 21, 1.5, "1", True)
+    ),
+    *(
+        (name, value)
+        for name in ("include_stop_str_in_output", "echo", "return_token_ids")
+        for value in (1, "true", [])
+    ),
     *(("cache_salt", value) for value in ("", "a\0b", "x" * 129, 5, True)),
 ]
 
@@ -68,6 +121,17 @@ def test_a_bad_value_is_a_400_that_names_the_field(name: str, value: object) -> 
         ("cache_salt", "🦊"),
         ("priority", -(2**31)),
         ("priority", 2**31 - 1),
+        ("repetition_penalty", 0.01),
+        ("repetition_penalty", 100),
+        ("presence_penalty", -2),
+        ("frequency_penalty", 2),
+        ("logit_bias", {}),
+        ("logit_bias", {"0": -100, "319": 100}),
+        ("bad_words", []),
+        ("allowed_token_ids", [0, 319]),
+        ("logprobs", 0),
+        ("logprobs", 20),
+        ("prompt_logprobs", 20),
     ],
     ids=repr,
 )
@@ -167,3 +231,53 @@ def test_sampling_params_carry_every_number() -> None:
         name: value for name, value in values.items() if name != "stop_token_ids"
     }
     assert list(params.stop_token_ids) == [7]
+
+
+def test_sampling_params_carry_what_is_said_of_tokens() -> None:
+    values: dict[str, object] = {
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"5": 2, "7": -100},
+        "bad_words": ["ab"],
+        "allowed_token_ids": [5, 7, 9],
+        "logprobs": 2,
+        "prompt_logprobs": 3,
+    }
+    params = validate(values, token_ids=PROMPT, limits=LIMITS).to_sampling_params()
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    assert penalties == (1.5, 0.5, -0.5)
+    assert dict(params.logit_bias) == {5: 2.0, 7: -100.0}
+    assert list(params.allowed_token_ids) == [5, 7, 9]
+    assert (params.num_logprobs, params.num_prompt_logprobs) == (2, 3)
+    # As it stands alone, and as it stands after a space.
+    assert [list(word.token_ids) for word in params.bad_words] == [[100, 101], [35, 100, 101]]
+
+
+def test_logprobs_are_off_by_default() -> None:
+    params = validate({}, token_ids=PROMPT, limits=LIMITS).to_sampling_params()
+    assert not params.HasField("num_logprobs")
+    assert not params.HasField("num_prompt_logprobs")
+
+
+def test_an_echo_with_logprobs_needs_those_of_the_prompt() -> None:
+    request = validate({"echo": True, "logprobs": 2}, token_ids=PROMPT, limits=LIMITS)
+    assert request.to_sampling_params().num_prompt_logprobs == 2
+    assert request.num_prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"allowed_token_ids": [9], "stop_token_ids": [9], "min_tokens": 1},
+        {"allowed_token_ids": [100], "bad_words": ["a"]},
+        {"allowed_token_ids": [100, 9], "bad_words": ["a"], "stop_token_ids": [9], "min_tokens": 1},
+    ],
+)
+def test_allowed_tokens_that_others_forbid_are_refused(values: dict[str, object]) -> None:
+    assert verdict(values).param == "allowed_token_ids"
+
+
+def test_allowed_tokens_may_overlap_with_forbidden_ones() -> None:
+    values = {"allowed_token_ids": [100, 9], "bad_words": ["a", "bc"], "stop_token_ids": [9]}
+    validate(values, token_ids=PROMPT, limits=LIMITS)
