@@ -66,7 +66,12 @@ class GenerationEndpoint:
             is_stream=call.is_stream,
         )
         streams = [
-            self._serving.open_stream(request, request_label=label, arrived_at=arrived_at)
+            self._serving.open_stream(
+                request,
+                request_label=label,
+                caller=scope["state"]["caller"],
+                arrived_at=arrived_at,
+            )
             for request in call.requests
         ]
         answer = self._new_format(

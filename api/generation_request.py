@@ -29,6 +29,7 @@ from api.token_parameters import (
 
 MAX_SEED = 2**63 - 1
 MAX_CACHE_SALT_CHARACTERS = 128
+MAX_CACHE_KEY_CHARACTERS = 512
 GREEDY_BELOW = 1e-5
 # Far beyond what is of use, and far from what would overflow a logit.
 MAX_REPETITION_PENALTY = 100.0
@@ -72,6 +73,7 @@ class GenerationRequest:
     echo: Echo | None = None  # the prompt laid out, once a face has done it
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier, and may preempt what is higher
+    prompt_cache_key: str = ""  # a hint: requests with the same one share a prefix
 
     @property
     def num_computed_prompt_logprobs(self) -> int | None:
@@ -175,6 +177,10 @@ def validate(
         has_token_ids=read_flag(values, "return_token_ids"),
         cache_salt=_read_cache_salt(values),
         priority=read_integer(values, "priority", low=-MAX_INT32 - 1) or 0,
+        prompt_cache_key=read_text(
+            values, "prompt_cache_key", max_characters=MAX_CACHE_KEY_CHARACTERS
+        )
+        or "",
     )
 
 

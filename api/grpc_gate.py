@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from api.api_keys import ApiKeys
+from api.caller import Caller
 from api.errors import Verdict, to_api_error
 from api.grpc_errors import status_metadata
 from api.http_gate import read_label
@@ -19,6 +20,7 @@ _LOGGER = logging.getLogger(__name__)
 
 # The client's x-request-id, or ours; set for each call's own task.
 request_label: ContextVar[str] = ContextVar("request_label", default="")
+caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - frozen
 
 # Quoted: generic in the type stubs only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -43,7 +45,9 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if not handler_call_details.method.startswith(_OPEN_METHODS):
             try:
-                self._keys.check(_values(metadata, "authorization"))
+                tenant = self._keys.check(_values(metadata, "authorization"))
+                session_id = "".join(_values(metadata, "x-session-id")[:1])
+                caller.set(Caller(tenant=tenant, session_id=session_id))
             except Exception as error:  # noqa: BLE001
                 return _refusal(handler, error, label)
         if handler is None:

@@ -11,7 +11,7 @@ from relevo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 from api.errors import invalid
 from api.generation_request import GenerationRequest, read_model, validate
-from api.grpc_gate import request_label
+from api.grpc_gate import caller, request_label
 from api.grpc_logprobs import to_message
 from api.parameter_checks import read_token_ids
 from api.request_span import describe_answer, describe_request
@@ -38,6 +38,7 @@ _OPTIONAL_FIELDS = (
     "frequency_penalty",
     "logprobs",
     "prompt_logprobs",
+    "prompt_cache_key",
 )
 _LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "echo")
@@ -120,6 +121,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             stream = self._serving.open_stream(
                 request,
                 request_label=label,
+                caller=caller.get(),
                 arrived_at=arrived_at,
                 timeout_s=timeout_s,
             )

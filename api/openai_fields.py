@@ -27,6 +27,7 @@ _SAMPLING = frozenset(
         "ignore_eos",
         "cache_salt",
         "priority",
+        "prompt_cache_key",
         "stream",
         "stream_options",
         "repetition_penalty",
@@ -49,7 +50,6 @@ HARMLESS_FIELDS = frozenset(
     {
         "metadata",
         "parallel_tool_calls",
-        "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+from api.caller import Caller
 from api.config import IngressConfig, ModelConfig
 from api.echo import Echo
 from api.generation_request import GenerationRequest, Limits
@@ -18,6 +19,7 @@ from router.request import ModelInfo, RoutedRequest
 from telemetry import tracing
 
 NOT_READY_RETRY_AFTER_S = 2.0
+ANYBODY = Caller()
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Serving:
         *,
         request_label: str,
         arrived_at: float,
+        caller: Caller = ANYBODY,
         timeout_s: float | None = None,
     ) -> TextStream:
         """Start a request; the caller must exhaust or close the stream."""
@@ -94,7 +97,9 @@ class Serving:
                 sampling=request.to_sampling_params(),
                 cache_salt=request.cache_salt,
                 request_label=request_label,
+                tenant=caller.tenant,
                 priority=request.priority,
+                session_key=caller.session_key(request.prompt_cache_key),
                 timeout_s=min(
                     timeout_s or self.config.request_timeout_s, self.config.request_timeout_s
                 ),

@@ -93,7 +93,7 @@ class IngressSection(_Section):
     http_port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int = Field(default=9000, ge=1, le=65535)
     replicas: int = Field(default=1, ge=1)  # more than 1 means one per node
-    api_keys_file: str = ""  # hex SHA-256 digests of keys, one a line; empty = no keys
+    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]]; empty = no keys
     reflection: bool | None = None  # null = on without keys, off with keys
     strict: bool = False  # unknown HTTP fields are errors
 

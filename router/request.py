@@ -18,6 +18,17 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who shares the cluster with others."""
+
+    name: str = ""
+    weight: float = 1.0  # its share of the tokens while others wait too, as a ratio to theirs
+
+
+EVERYBODY = Tenant()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
     """One prompt to be served. The router never changes it."""
 
@@ -27,7 +38,7 @@ class RoutedRequest:
     cache_salt: str = ""
     num_choices: int = 1  # continuations of the prompt, by index from 0
     request_label: str = ""  # the client's X-Request-Id; never a key
-    tenant: str = ""  # whose turn it takes while requests wait
+    tenant: Tenant = EVERYBODY  # whose turn it takes while requests wait
     priority: int = 0  # lower goes first: below 0, 0, above 0 are the classes of the queue
     session_key: str = ""  # requests with the same one probably share a prefix
     timeout_s: float | None = None  # None: the router's request_timeout_s

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from router.drain_rate import DrainRate, retry_after_s
 from router.errors import QueueFull
 from router.fair_line import FairLine, Ticket
+from router.request import Tenant
 
 ChoiceT = TypeVar("ChoiceT")
 
@@ -32,7 +33,7 @@ class _Turn:
 class Place:
     """Who asks for a choice."""
 
-    tenant: str
+    tenant: Tenant
     priority: int  # its class: 0 goes first
     num_tokens: int  # what a turn is charged to the tenant
     is_admitted: bool  # was served before and lost its worker
@@ -90,9 +91,9 @@ class WaitingQueue(Generic[ChoiceT]):
         if (head := self._head()) is not None:
             head.event.set()
 
-    def charge(self, tenant: str, num_tokens: int) -> None:
+    def charge(self, tenant: Tenant, num_tokens: int) -> None:
         """A tenant was served these tokens beyond what its turn said."""
-        self._new.charge(tenant, num_tokens)
+        self._new.charge(tenant.name, num_tokens / tenant.weight)
 
     def retry_after_s(self, priority: int = WORST_CLASS) -> float:
         """When a new request of this class should find room."""
@@ -106,7 +107,7 @@ class WaitingQueue(Generic[ChoiceT]):
 
     def _charge(self, place: Place) -> None:
         if not place.is_admitted:
-            self._new.charge(place.tenant, place.num_tokens)
+            self.charge(place.tenant, place.num_tokens)
 
     def _must_wait(self, place: Place) -> bool:
         if self._again:
@@ -129,7 +130,10 @@ class WaitingQueue(Generic[ChoiceT]):
         if num_before and self._wait_s(place.priority) > HOPELESS_FACTOR * timeout_s:
             raise QueueFull(f"the deadline passes while {num_before} requests wait", hint_s)
         ticket = Ticket(
-            item=turn, tenant=place.tenant, priority=place.priority, num_tokens=place.num_tokens
+            item=turn,
+            tenant=place.tenant.name,
+            priority=place.priority,
+            num_tokens=place.num_tokens,
         )
         victim = self._new.add(ticket, limit=self._limit())
         refusal = QueueFull(f"{num_before} requests wait already", hint_s)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from api.api_keys import ApiKeys
+from api.api_keys import ApiKey, ApiKeys
 from api.errors import ApiError
+from router.request import EVERYBODY, Tenant
 
 
 def digest(key: str) -> str:
@@ -45,7 +46,27 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_odd_keys_are_wrong_and_harmless() -> None:
-    keys = ApiKeys([digest("one")])
+    keys = ApiKeys([ApiKey(digest=digest("one"), tenant=Tenant(name="one"))])
     for key in ("\udcff", "ž", "x" * 100_000):
         with pytest.raises(ApiError):
             keys.check([f"Bearer {key}"])
+
+
+def test_a_key_says_whose_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(
+        f"{digest('one')} alice 2.5\n{digest('two')} alice # her other\n{digest('three')}\n"
+    )
+    keys = ApiKeys.load(str(path))
+    assert keys.check(["Bearer one"]) == Tenant(name="alice", weight=2.5)
+    assert keys.check(["Bearer two"]) == Tenant(name="alice")
+    assert keys.check(["Bearer three"]) == Tenant(name=digest("three")[:12])
+    assert ApiKeys.load("").check([]) == EVERYBODY
+
+
+@pytest.mark.parametrize("rest", ["alice 0", "alice -1", "alice much", "alice inf", "a 1 2"])
+def test_a_bad_weight_names_its_line(tmp_path: Path, rest: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{digest('one')} {rest}\n")
+    with pytest.raises(ValueError, match="line 1"):
+        ApiKeys.load(str(path))

@@ -10,7 +10,7 @@ from router.dispatcher import Dispatcher, Route
 from router.errors import NeverFits, NoWorkers, QueueFull, RequestTimeout
 from router.prompt import Prompt
 from router.report import RequestReport
-from router.request import RoutedRequest
+from router.request import EVERYBODY, RoutedRequest
 from router.waiting_queue import Place
 from router.worker_view import WorkerKey, WorkerView
 from tests.fakes import FakeClock
@@ -54,7 +54,7 @@ def prompt(num_tokens: int = 64) -> Prompt:
 async def choose(
     subject: Dispatcher, asked: Prompt, *, timeout_s: float = 5.0, is_admitted: bool = False
 ) -> Route:
-    place = Place(tenant="", priority=1, num_tokens=len(asked), is_admitted=is_admitted)
+    place = Place(tenant=EVERYBODY, priority=1, num_tokens=len(asked), is_admitted=is_admitted)
     return await subject.choose(asked, place=place, excluded=frozenset(), timeout_s=timeout_s)
 
 

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from router.errors import QueueFull
+from router.request import Tenant
 from router.waiting_queue import Place, WaitingQueue
 from tests.fakes import FakeClock
 
@@ -25,9 +26,19 @@ def queue_of(limit: int = 10, clock: FakeClock | None = None) -> WaitingQueue[st
 
 
 def place(
-    tenant: str = "", *, priority: int = 1, num_tokens: int = 10, is_admitted: bool = False
+    tenant: str = "",
+    *,
+    weight: float = 1.0,
+    priority: int = 1,
+    num_tokens: int = 10,
+    is_admitted: bool = False,
 ) -> Place:
-    return Place(tenant=tenant, priority=priority, num_tokens=num_tokens, is_admitted=is_admitted)
+    return Place(
+        tenant=Tenant(name=tenant, weight=weight),
+        priority=priority,
+        num_tokens=num_tokens,
+        is_admitted=is_admitted,
+    )
 
 
 LOST = place(is_admitted=True)
@@ -188,12 +199,22 @@ async def test_tenants_share_by_tokens_not_by_requests() -> None:
     await crowd.leave()
 
 
+async def test_a_tenant_of_twice_the_weight_gets_twice_the_tokens() -> None:
+    crowd = Crowd()
+    for number in range(12):
+        await crowd.join(f"heavy-{number}", place("heavy", weight=2.0))
+        await crowd.join(f"light-{number}", place("light"))
+    await crowd.give(9)
+    assert sum(name.startswith("heavy") for name in crowd.order) == 6
+    await crowd.leave()
+
+
 async def test_output_that_no_turn_counted_is_charged_too() -> None:
     crowd = Crowd()
     for number in range(3):
         await crowd.join(f"wordy-{number}", place("wordy"))
         await crowd.join(f"terse-{number}", place("terse"))
-    crowd.queue.charge("wordy", 1000)
+    crowd.queue.charge(Tenant(name="wordy"), 1000)
     await crowd.give(3)
     assert crowd.order == ["terse-0", "terse-1", "terse-2"]
     await crowd.leave()
@@ -201,7 +222,7 @@ async def test_output_that_no_turn_counted_is_charged_too() -> None:
 
 async def test_time_without_requests_is_not_saved_up() -> None:
     crowd = Crowd()
-    crowd.queue.charge("busy", 1000)
+    crowd.queue.charge(Tenant(name="busy"), 1000)
     for number in range(4):
         await crowd.join(f"busy-{number}", place("busy"))
     for number in range(4):
