@@ -54,6 +54,8 @@ class FakeWorker:
     num_kv_blocks: int = 256
     tick_s: float = 0.1  # of the state stream
     num_refusals: int = 0  # requests to refuse as full
+    max_open: int | None = None  # calls it admits at a time; it refuses more
+    num_refused: int = 0
     num_stale: int = 0  # requests to refuse as meant for another process
     num_skipped: int = 0  # state messages to lose: a gap
     is_frozen: bool = False  # says nothing more on any stream
@@ -171,8 +173,10 @@ class FakeWorker:
         if self.num_stale or incarnation != self.incarnation:
             self.num_stale = max(self.num_stale - 1, 0)
             raise StaleWorkerError("another process is meant")
-        if self.num_refusals:
-            self.num_refusals -= 1
+        is_full = self.max_open is not None and self.num_open >= self.max_open
+        if self.num_refusals or is_full:
+            self.num_refusals = max(self.num_refusals - 1, 0)
+            self.num_refused += 1
             raise AdmissionRefusedError("full", retry_after_s=0.1)
         self.requests.append(request)
         self.num_open += 1

@@ -88,6 +88,7 @@ REFUSED: list[tuple[str, object]] = [
         for value in (1, "true", [])
     ),
     *(("cache_salt", value) for value in ("", "a\0b", "x" * 129, 5, True)),
+    *(("prompt_cache_key", value) for value in (5, True, ["a"], "x" * 513)),
 ]
 
 
@@ -132,6 +133,8 @@ def test_a_bad_value_is_a_400_that_names_the_field(name: str, value: object) -> 
         ("logprobs", 0),
         ("logprobs", 20),
         ("prompt_logprobs", 20),
+        ("prompt_cache_key", ""),
+        ("prompt_cache_key", "🦊" * 512),
     ],
     ids=repr,
 )
