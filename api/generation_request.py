@@ -18,6 +18,7 @@ from api.parameter_checks import (
     read_stops,
     read_text,
 )
+from api.structured_output import StructuredOutput, read_structured_output
 from api.token_parameters import (
     EncodeWord,
     check_something_is_left,
@@ -26,6 +27,7 @@ from api.token_parameters import (
     read_logit_bias,
     read_stop_token_ids,
 )
+from rpc.grammar_message import to_proto
 
 MAX_SEED = 2**63 - 1
 MAX_CACHE_SALT_CHARACTERS = 128
@@ -74,6 +76,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier, and may preempt what is higher
     prompt_cache_key: str = ""  # a hint: requests with the same one share a prefix
+    structured_output: StructuredOutput | None = None  # what the text must match
 
     @property
     def num_computed_prompt_logprobs(self) -> int | None:
@@ -84,7 +87,9 @@ class GenerationRequest:
 
     def to_sampling_params(self) -> common_pb2.SamplingParams:
         """Return what an engine needs of it: everything but the text."""
+        wanted = self.structured_output
         return common_pb2.SamplingParams(
+            grammar=None if wanted is None else to_proto(wanted.grammar),
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -181,6 +186,7 @@ def validate(
             values, "prompt_cache_key", max_characters=MAX_CACHE_KEY_CHARACTERS
         )
         or "",
+        structured_output=read_structured_output(values),
     )
 
 
