@@ -50,8 +50,16 @@ def make_engine(tiny_model: Path) -> Iterator[Callable[..., Engine]]:
 def make_request(
     request_id: str, token_ids: list[int], *, max_tokens: int = 12, **changes: Any
 ) -> Request:
-    names = {"cache_salt", "request_label", "hand_over", "num_prompt_tokens", "priority"}
-    names |= {"choice_index", "num_choices"}
+    names = {
+        "cache_salt",
+        "choice_index",
+        "hand_over",
+        "new_token_mask",
+        "num_choices",
+        "num_prompt_tokens",
+        "priority",
+        "request_label",
+    }
     own = {name: changes.pop(name) for name in names & set(changes)}
     params: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, **changes}
     return Request(

@@ -1,5 +1,9 @@
-"""Random requests and aborts in a tiny pool: each choice of each request equals its solo run."""
+"""Random requests and aborts in a tiny pool: each choice of each request equals its solo run.
 
+A short form in every run of the tests, the long one by `make soak SEED=1`.
+"""
+
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -8,65 +12,70 @@ import pytest
 
 from engine.engine import Engine
 from engine.request import FinishReason
-from tests.unit.engine.conftest import generate, make_request, run
+from tests.unit.engine.conftest import make_request
+from tests.unit.engine.random_requests import Choice, Outcome, choices_of, make_specs
 
-NUM_REQUESTS = 24
+IS_LONG = "RELEVO_SOAK_MINUTES" in os.environ
+NUM_REQUESTS = 2000 if IS_LONG else 70
+SEED = int(os.environ.get("RELEVO_SOAK_SEED", "1"))
+MAX_WAITING = 6
+MAX_STEPS_ALONE = 1000
 
 
-def make_plan(seed: int) -> list[dict[str, Any]]:
-    """Requests whose prompts share prefixes, so that blocks are shared and evicted."""
+def serve_together(engine: Engine, specs: list[dict[str, Any]], seed: int) -> dict[Choice, Outcome]:
+    """Let requests come and go away at random moments."""
     chance = random.Random(seed)
-    stems = [[chance.randrange(3, 320) for _ in range(40)] for _ in range(3)]
-    plan = []
-    for number in range(NUM_REQUESTS):
-        stem = chance.choice(stems)[: chance.randrange(1, 40)]
-        tail = [chance.randrange(3, 320) for _ in range(chance.randrange(0, 12))]
-        plan.append(
-            {
-                "request_id": f"r-{number}",
-                "token_ids": stem + tail,
-                "max_tokens": chance.randrange(1, 16),
-                "temperature": chance.choice([0.0, 1.0]),
-                "seed": number,
-                "cache_salt": chance.choice(["", "", "salt"]),
-                "num_choices": chance.choice([1, 1, 1, 2, 3]),
-            }
-        )
-    return plan
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_output_equals_its_solo_run(make_engine: Callable[..., Engine], seed: int):
-    plan = make_plan(seed)
-    chance = random.Random(1000 + seed)
-    engine = make_engine(num_kv_blocks=14, max_num_seqs=4, max_num_batched_tokens=12)
-    tokens: dict[tuple[str, int], list[int]] = {}
-    ended: dict[tuple[str, int], FinishReason] = {}
-    pending = list(plan)
+    outcomes = {choice: Outcome() for spec in specs for choice in choices_of(spec)}
+    pending = list(reversed(specs))
+    open_choices: list[Choice] = []
     while pending or engine.has_work():
-        if pending and chance.random() < 0.4:
-            engine.add_request(make_request(**pending.pop(0)))
+        if pending and engine.load().num_waiting < MAX_WAITING and chance.random() < 0.5:
+            open_choices += choices_of(pending[-1])
+            engine.add_request(make_request(**pending.pop()))
         outputs = engine.step().outputs
-        if chance.random() < 0.05:
-            outputs += engine.abort(f"r-{chance.randrange(NUM_REQUESTS)}")
-        if chance.random() < 0.05:
-            outputs += engine.abort_choice(f"r-{chance.randrange(NUM_REQUESTS)}", 1)
+        if open_choices and chance.random() < 0.02:
+            outputs += engine.abort(chance.choice(open_choices)[0])
+        if open_choices and chance.random() < 0.02:
+            outputs += engine.abort_choice(*chance.choice(open_choices))
         for output in outputs:
             choice = (output.request_id, output.choice_index)
-            assert choice not in ended
-            tokens.setdefault(choice, []).extend(output.token_ids)
+            outcomes[choice].add(output)
             if output.finish_reason is not None:
-                ended[choice] = output.finish_reason
+                open_choices.remove(choice)
         engine.check_integrity()
+    return outcomes
+
+
+def serve_alone(engine: Engine, spec: dict[str, Any], choice_index: int) -> Outcome:
+    """Serve one choice on an empty engine, and nothing of it from the cache."""
+    outcome = Outcome()
+    alone = {"cache_salt": f"{spec['request_id']}-{choice_index}", "priority": 0}
+    alone |= {"choice_index": choice_index, "num_choices": 1}
+    engine.add_request(make_request(**{**spec, **alone}))
+    for _ in range(MAX_STEPS_ALONE):
+        if not engine.has_work():
+            return outcome
+        for output in engine.step().outputs:
+            outcome.add(output)
+    raise AssertionError(f"no end of {spec}")
+
+
+@pytest.mark.soak
+def test_every_output_equals_its_solo_run(make_engine: Callable[..., Engine]):
+    specs = make_specs(NUM_REQUESTS, seed=SEED)
+    engine = make_engine(num_kv_blocks=14, max_num_seqs=4, max_num_batched_tokens=12)
+    outcomes = serve_together(engine, specs, SEED)
     solo = make_engine()
-    for facts in plan:
-        for index in range(facts["num_choices"]):
-            choice = (facts["request_id"], index)
-            alone = make_request(**{**facts, "choice_index": index, "num_choices": 1})
-            expected = generate(solo, alone)
-            got = tokens.get(choice, [])
-            is_aborted = ended[choice] is FinishReason.ABORT
-            assert got == (expected[: len(got)] if is_aborted else expected), (facts, index)
+    wrong = []
+    for spec in specs:
+        for choice in choices_of(spec):
+            got, expected = outcomes[choice], serve_alone(solo, spec, choice[1])
+            if not got.agrees_with(expected, is_first=choice[1] == 0):
+                wrong.append((spec, choice[1], got, expected))
+    assert not wrong, f"{len(wrong)} of {len(outcomes)} differ, such as {wrong[0]}"
+    ends = [outcome.finish_reason for outcome in outcomes.values()]
+    assert ends.count(FinishReason.ABORT) > 0
+    assert ends.count(FinishReason.ERROR) == 0
+    assert engine.load().num_preemptions > 0
     counts = engine.block_counts()
     assert counts.free + counts.cached == counts.total
-    assert run(engine) == []
