@@ -150,7 +150,9 @@ class Dispatcher:
             ):
                 choices = f" in {prompt.num_choices} choices" if prompt.num_choices > 1 else ""
                 raise NeverFits(
-                    f"{len(prompt)} tokens{choices} are more than any {pool} worker can hold"
+                    f"{len(prompt)} tokens{choices} are more than the "
+                    f"{max(view.max_tokens for view in views)} that the largest {pool} worker can "
+                    "hold; shorten the prompt"
                 )
 
     def _check_deadline(self, decision: Decision, time_left_s: float) -> None:

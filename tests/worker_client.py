@@ -277,6 +277,7 @@ def make_request(
     temperature: float = 0.0,
     seed: int = 0,
     request_label: str = "",
+    priority: int = 0,
 ) -> common_pb2.EngineRequest:
     """An engine request for a prompt."""
     return common_pb2.EngineRequest(
@@ -292,6 +293,7 @@ def make_request(
         ),
         cache_salt=cache_salt,
         request_label=request_label,
+        priority=priority,
     )
 
 

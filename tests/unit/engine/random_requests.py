@@ -105,8 +105,12 @@ class Outcome:
     finish_reason: FinishReason | None = None
 
     def add(self, output: RequestOutput) -> None:
-        """Take one output; nothing may follow the last."""
-        assert self.finish_reason is None, "an output after the end"
+        """Take one output; no token may follow the last."""
+        if self.finish_reason is not None:
+            # Progress of a prompt that other choices wait for is told with the first one's index.
+            is_progress = not output.token_ids and output.finish_reason is None
+            assert is_progress, "an output after the end"
+            return
         self.tokens += output.token_ids
         self.logprobs += [each.logprob for each in output.logprobs]
         if output.prompt_logprobs is not None:

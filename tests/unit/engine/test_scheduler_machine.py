@@ -77,8 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def activate(self, data: st.DataObject) -> None:
         waiting = self.scheduler.queues.waiting_for_kv
         request = waiting[data.draw(st.sampled_from(sorted(waiting)))]
-        self.scheduler.activate(request, 7)
-        self.end_if_full(request)
+        self.activate_one(request)
 
     @precondition(lambda self: self.scheduler.queues.held)
     @rule(data=st.data())
@@ -111,11 +110,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             request = entry.request
             has_room = len(request.block_ids) * BLOCK_SIZE >= entry.end
             assert has_room, "a token without a place in a block"
-            self.scheduler.update(entry, 99 if entry.samples else None)
+            samples = entry.samples
+            self.scheduler.update(entry)
+            if samples:
+                request.token_ids.append(99)
             if request.num_output_tokens and request.hand_over:
                 self.scheduler.hold(request)
             else:
                 self.end_if_full(request)
+
+    def activate_one(self, request: Request) -> None:
+        self.scheduler.activate(request)
+        request.token_ids.append(7)
+        self.end_if_full(request)
 
     def end_if_full(self, request: Request) -> None:
         if (
@@ -148,8 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_steps = 0
         while self.requests or self.unreserved:
             for request in list(self.scheduler.queues.waiting_for_kv.values()):
-                self.scheduler.activate(request, 7)
-                self.end_if_full(request)
+                self.activate_one(request)
             for request in list(self.scheduler.queues.held.values()):
                 self.end(request)
             self.step()

@@ -112,7 +112,7 @@ async def test_a_prompt_must_fit_the_pools_it_needs(mode: str, fits: bool) -> No
     if fits:
         assert (await choose(subject, prompt())).prefill is None
     else:
-        with pytest.raises(NeverFits):
+        with pytest.raises(NeverFits, match=rf"^{len(prompt())} tokens .* the \d+ that"):
             await choose(subject, prompt())
 
 
