@@ -101,11 +101,13 @@ class Outcome:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # of the tokens, where wanted
-    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)  # shared by all its choices
     finish_reason: FinishReason | None = None
 
     def add(self, output: RequestOutput) -> None:
         """Take one output; no token may follow the last."""
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs += [each.logprob for each in output.prompt_logprobs.entries]
         if self.finish_reason is not None:
             # Progress of a prompt that other choices wait for is told with the first one's index.
             is_progress = not output.token_ids and output.finish_reason is None
@@ -113,25 +115,19 @@ class Outcome:
             return
         self.tokens += output.token_ids
         self.logprobs += [each.logprob for each in output.logprobs]
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs += [each.logprob for each in output.prompt_logprobs.entries]
         self.finish_reason = output.finish_reason
 
-    def agrees_with(self, whole: "Outcome", *, is_first: bool) -> bool:
-        """Whether this one, up to an abort, is like a whole run of the same choice alone.
-
-        The prompt's logprobs are told once for all choices, with the first.
-        """
+    def agrees_with(self, whole: "Outcome") -> bool:
+        """Whether this one, up to an abort, is like a whole run of the same choice alone."""
         is_aborted = self.finish_reason is FinishReason.ABORT
         num_tokens = len(self.tokens) if is_aborted else None
-        expected = whole.prompt_logprobs if is_first else []
         num_told = len(self.prompt_logprobs) if is_aborted else None
         return (
             self.tokens == whole.tokens[:num_tokens]
             and (is_aborted or self.finish_reason is whole.finish_reason)
             and _is_close(self.logprobs, whole.logprobs[: len(self.logprobs)])
             and bool(self.logprobs) == bool(whole.logprobs and self.tokens)
-            and _is_close(self.prompt_logprobs, expected[:num_told])
+            and _is_close(self.prompt_logprobs, whole.prompt_logprobs[:num_told])
         )
 
 
