@@ -4,7 +4,6 @@ import importlib.resources
 
 from api.openai_fields import HARMLESS_FIELDS
 from api.parameter_checks import MAX_STOP_CHARACTERS, MAX_STOPS
-from api.structured_output import MAX_CHOICES
 
 Json = dict[str, object]
 
@@ -13,34 +12,6 @@ _FLAG: Json = {"type": "boolean", "default": False}
 _IDS: Json = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STOP: Json = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _COUNT: Json = {"type": "integer", "minimum": 1}
-
-_RESPONSE_FORMAT: Json = {
-    "type": "object",
-    "required": ["type"],
-    "properties": {
-        "type": {"enum": ["text", "json_object", "json_schema"]},
-        "json_schema": {
-            "type": "object",
-            "required": ["name", "schema"],
-            "properties": {
-                "name": {**_TEXT, "pattern": "^[A-Za-z0-9_-]{1,64}$"},
-                "schema": {"type": "object"},
-                "strict": {"type": "boolean", "description": "Enforced either way"},
-            },
-        },
-    },
-}
-_STRUCTURED_OUTPUTS: Json = {
-    "type": "object",
-    "description": "Exactly one of these",
-    "properties": {
-        "json": {"type": ["object", "string"], "description": "A JSON schema"},
-        "regex": {**_TEXT, "description": "The whole text matches it"},
-        "choice": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
-        "grammar": {**_TEXT, "description": "Lark or GBNF"},
-        "json_object": _FLAG,
-    },
-}
 
 _SAMPLING: Json = {
     "model": _TEXT,
@@ -59,8 +30,6 @@ _SAMPLING: Json = {
     "stop_token_ids": _IDS,
     "ignore_eos": _FLAG,
     "cache_salt": {**_TEXT, "description": "Shares cached prompts only with the same salt"},
-    "response_format": _RESPONSE_FORMAT,
-    "structured_outputs": _STRUCTURED_OUTPUTS,
     "stream": _FLAG,
     "stream_options": {"type": "object", "properties": {"include_usage": _FLAG}},
     "user": {

@@ -1,4 +1,6 @@
-"""KV links against bare Gloo: `python -m bench.kv_transfer`, two processes on loopback.
+"""KV links against their bare backends: `python -m bench.kv_transfer`, two processes, one host.
+
+Shared memory is measured against a bare copy (`kv_shared_memory.py`), Gloo against bare Gloo:
 
 For each size bare Gloo and our link move the same bytes in turn, so that a busy machine slows both
 alike; the ratio (bare time / our time, 1.0 = no cost) is taken pair by pair. Times are the
@@ -17,6 +19,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from bench import kv_shared_memory
 from kv_transfer.layout import KVLayout
 from kv_transfer.link import Link, LinkSpec
 from kv_transfer.staging import RangeOrder, Staging
@@ -156,17 +159,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--max-mib", type=int, default=64)
+    parser.add_argument("--backend", choices=("gloo", "shared_memory"), help="only this one")
     arguments = parser.parse_args()
     sizes = [size for size in _SIZES if size <= arguments.max_mib << 20]
     torch.set_num_threads(1)
+    if arguments.backend != "gloo":
+        print("shared memory")
+        for row in kv_shared_memory.measure(sizes, arguments.rounds, _layout):
+            _print_row(*row)
+    if arguments.backend != "shared_memory":
+        print("gloo")
+        _measure_gloo(sizes, arguments.rounds)
+
+
+def _measure_gloo(sizes: list[int], rounds: int) -> None:
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
     near_store, far_store = context.Pipe()
-    child = context.Process(target=_send_all, args=(far, far_store, sizes, arguments.rounds))
+    child = context.Process(target=_send_all, args=(far, far_store, sizes, rounds))
     child.start()
     end = _End(near, near_store, is_sender=False)
     for num_bytes in sizes:
-        for name, pairs in end.measure(num_bytes, arguments.rounds).items():
+        for name, pairs in end.measure(num_bytes, rounds).items():
             _print_row(num_bytes, name, pairs)
     near.send_bytes(b".")
     end.close()

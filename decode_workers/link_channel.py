@@ -57,7 +57,7 @@ def _to_request(message: LinkMessage) -> prefill_pb2.OpenLinkRequest:
                     decode_worker=to_message(common_pb2.WorkerRef, message.decode_worker),
                     generation=message.generation,
                     layout=to_message(common_pb2.KVLayout, message.layout),
-                    backend=message.backend,
+                    end=to_message(prefill_pb2.LinkEnd, message.end),
                     prefill_incarnation=message.prefill_incarnation,
                 )
             )
@@ -70,8 +70,10 @@ def _from_response(response: prefill_pb2.OpenLinkResponse) -> LinkMessage:
         case "store_entry":
             return StoreEntry(response.store_entry.key, response.store_entry.value)
         case "accepted":
+            accepted = response.accepted
             try:
-                return LinkAccepted(from_message(KVLayout, response.accepted.layout))
+                layout = from_message(KVLayout, accepted.layout)
+                return LinkAccepted(layout, accepted.backend, accepted.reason)
             except ValueError as error:
                 raise ControlClosedError(f"the peer's layout makes no sense: {error}") from error
         case "incompatible":

@@ -176,6 +176,10 @@ class BlockPool:
             total=self.num_blocks,
         )
 
+    def num_owned(self) -> int:
+        """Blocks that requests use or hold, quarantined or not; looks at every block."""
+        return sum(bool(block.ref_count or block.hold_count) for block in self._blocks)
+
     def drain_events(self) -> BlockEvents:
         """Changes of the map since the last call."""
         events = BlockEvents(

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -36,13 +36,20 @@ class Engine:
     finished and forgotten; each choice ends in exactly one output with a finish reason.
     """
 
-    def __init__(self, config: EngineConfig, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        is_kv_shared: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self._now = now
         self._runner = ModelRunner(config)
         self.spec = self._runner.spec
         num_blocks = choose_num_blocks(config, self.spec, self._runner.max_model_len)
-        self.kv_cache = KVCache(self.spec, num_blocks)
+        is_kv_shared = is_kv_shared and self.spec.device == "cpu"
+        self.kv_cache = KVCache(self.spec, num_blocks, is_shared=is_kv_shared)
         self.max_model_len = min(self._runner.max_model_len, num_blocks * config.block_size)
         self.vocab_size = self._runner.vocab_size
         self.eos_token_ids = self._runner.eos_token_ids
@@ -135,13 +142,21 @@ class Engine:
         """Give up the blocks of a handed-over request; one that still runs is aborted."""
         return self.abort(request_id)
 
-    def abort(self, request_id: str) -> list[RequestOutput]:
-        """End a request in any state; the last output of each choice that had not ended."""
+    def abort(self, request_id: str, *, still_read: Sequence[int] = ()) -> list[RequestOutput]:
+        """End a request in any state; the last output of each choice that had not ended.
+
+        Blocks that a peer may still read go to quarantine, until `end_quarantine`.
+        """
+        self._pool.quarantine(still_read)
         return self._requests.abort(request_id)
 
     def abort_choice(self, request_id: str, choice_index: int) -> list[RequestOutput]:
         """End one choice, also one whose prompt is still being computed; the others go on."""
         return self._requests.abort_choice(request_id, choice_index)
+
+    def end_quarantine(self, block_ids: Sequence[int]) -> None:
+        """No peer reads these any more."""
+        self._pool.end_quarantine(block_ids)
 
     # Steps
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -100,9 +100,16 @@ class EngineLoop:
             self.abort(request.request_id)
             raise
 
-    def abort(self, request_id: str) -> None:
-        """End a request in any state; from any thread, and harmless at any time."""
-        self._tell(lambda engine: engine.abort(request_id))
+    def abort(self, request_id: str, *, still_read: Sequence[int] = ()) -> None:
+        """End a request in any state; from any thread, and harmless at any time.
+
+        Blocks in `still_read` are kept from reuse until `end_quarantine`.
+        """
+        self._tell(lambda engine: engine.abort(request_id, still_read=still_read))
+
+    def end_quarantine(self, block_ids: Sequence[int]) -> None:
+        """No peer reads these blocks any more; as harmless."""
+        self._tell(lambda engine: engine.end_quarantine(block_ids))
 
     def abort_choice(self, request_id: str, choice_index: int) -> None:
         """End one choice of a request; the same way."""

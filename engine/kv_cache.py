@@ -1,9 +1,12 @@
 """The KV tensor: one slab per block, so that a block hands over without a gather."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from engine.shared_memory import SharedMemory
 
 LAYOUT_VERSION = 1
 
@@ -40,22 +43,27 @@ class KVCacheSpec:
 class KVCache:
     """Owns the KV memory of one rank. Invariant: the padding block is all zeros, always."""
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, *, is_shared: bool = False) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
         # One block more than the pool knows: rows of a batch that are shorter than the longest
         # read it. It is outside `tensor`, so nobody can write it.
         self.padding_block_id = num_blocks
-        storage = torch.zeros(
+        shape = (
             num_blocks + 1,
             spec.num_layers,
             2,
             spec.block_size,
             spec.num_kv_heads,
             spec.head_dim,
-            dtype=spec.torch_dtype,
-            device=spec.device,
         )
+        # What other processes of this host may map: [num_blocks + 1, ..], as it lies.
+        self.shared_memory: SharedMemory | None = None
+        if is_shared:
+            self.shared_memory = SharedMemory(math.prod(shape) * spec.torch_dtype.itemsize)
+            storage = self.shared_memory.tensor(shape, spec.torch_dtype)
+        else:
+            storage = torch.zeros(shape, dtype=spec.torch_dtype, device=spec.device)
         # Shape [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; block-major.
         self.tensor = storage[:num_blocks]
         # One row per token, layer and K or V: [.., num_kv_heads * head_dim]

@@ -138,8 +138,7 @@ class Scheduler:
         requests = list(requests)
         self.queues.check_integrity(requests)
         owned = {block_id for request in requests for block_id in request.owned_block_ids}
-        counts = self._pool.counts()
-        assert len(owned) == counts.used + counts.held, "a block has lost its owner"
+        assert len(owned) == self._pool.num_owned(), "a block has lost its owner"
 
     # Admission to the running set
 

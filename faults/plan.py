@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -164,6 +165,7 @@ def _carry_out(fault: Fault) -> str | None:
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault.action == "freeze":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this very thread: else it might go on until another one has stopped the process.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return None
     return fault.action

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from kv_transfer.backend_choice import BackendChoice
 from kv_transfer.control import FetchOrder, FetchReply, WorkerRef
 from kv_transfer.link import Link
 from kv_transfer.live_link import LiveLink
@@ -16,12 +17,16 @@ class AcceptedLink:
     Invariant: a granted order is answered the same again and posted once.
     """
 
-    def __init__(self, live: LiveLink, *, decode_worker: WorkerRef, generation: int) -> None:
+    def __init__(
+        self, live: LiveLink, *, choice: BackendChoice, decode_worker: WorkerRef, generation: int
+    ) -> None:
         self.live = live
+        self.choice = choice
         self.decode_worker = decode_worker
         self.generation = generation
         self._gate = TicketGate()
         self._last_reply: asyncio.Future[FetchReply] | None = None
+        self._readings: set[asyncio.Future[int]] = set()
 
     @property
     def is_usable(self) -> bool:
@@ -38,15 +43,37 @@ class AcceptedLink:
     def grant(
         self, order: FetchOrder, job: Callable[[Link], int], reply: "asyncio.Future[FetchReply]"
     ) -> "asyncio.Future[int]":
-        """Use the ticket and post the operation; returns what it will have sent."""
+        """Use the ticket and post the operation; returns what it will have sent.
+
+        The future is done when nothing reads the blocks any more, here or at the peer.
+        """
         self._gate.grant(order)
         self._last_reply = reply
-        return self.live.run(job)
+        posted = self.live.run(job)
+        if not self.is_read_by_peer:
+            return posted
+        reading = asyncio.ensure_future(self._until_unread(posted))
+        self._readings.add(reading)
+        reading.add_done_callback(self._readings.discard)
+        return reading
+
+    @property
+    def is_read_by_peer(self) -> bool:
+        """Whether the peer reads the blocks themselves, instead of what is sent of them."""
+        return self.live.spec.is_shared_memory
 
     async def last_reply(self) -> FetchReply:
         """Answer a repeated order as it was answered before."""
         assert self._last_reply is not None, "nothing was granted yet"
         return await asyncio.shield(self._last_reply)
+
+    async def _until_unread(self, posted: "asyncio.Future[int]") -> int:
+        try:
+            return await posted
+        except Exception:
+            # not given back: only the end of the peer's process or mapping says as much
+            await asyncio.shield(self.live.unread)
+            raise
 
 
 class LinkSource(Protocol):

@@ -1,4 +1,4 @@
-"""What a link needs of torch.distributed: a two-rank channel that posts, waits and breaks."""
+"""What a link needs of its backend: a channel of two ends that moves bytes and breaks."""
 
 from typing import Protocol
 
@@ -21,16 +21,20 @@ class Operation(Protocol):
 
 
 class Channel(Protocol):
-    """A built process group of two ranks. All but `abort` run on the link's own thread."""
-
-    def send(self, tensor: torch.Tensor) -> Operation:
-        """Post a contiguous tensor."""
-
-    def receive(self, tensor: torch.Tensor) -> Operation:
-        """Post a buffer."""
+    """What joins the two processes of a link. All but `abort` run on the link's own thread."""
 
     def abort(self) -> None:
         """Make every posted and later operation raise; any thread; may block, never for ever."""
 
     def close(self) -> None:
         """Free sockets and memory; nothing is posted any more."""
+
+
+class MessageChannel(Channel, Protocol):
+    """A built process group of two ranks."""
+
+    def send(self, tensor: torch.Tensor) -> Operation:
+        """Post a contiguous tensor."""
+
+    def receive(self, tensor: torch.Tensor) -> Operation:
+        """Post a buffer."""

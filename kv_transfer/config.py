@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-BACKENDS = ("auto", "gloo", "nccl")
+BACKENDS = ("auto", "gloo", "nccl", "shared_memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVTransferConfig:
     """Settings of the KV links of one worker; the same on both sides of a link."""
 
-    # auto: nccl between CUDA pools, else gloo
+    # auto: for each pair nccl between two GPUs, shared_memory on one host, else gloo
     backend: str = "auto"
     # bounds one granted operation, one fetch call, and each step of building a link
     transfer_timeout_s: float = 5.0
@@ -42,8 +42,7 @@ class KVTransferConfig:
                 " the operating system; set net.ipv4.ip_local_port_range instead"
             )
 
-    def backend_for(self, device_type: str) -> str:
-        """Resolve `auto` for pools that lie on this kind of device."""
-        if self.backend != "auto":
-            return self.backend
-        return "nccl" if device_type == "cuda" else "gloo"
+    @property
+    def may_share_memory(self) -> bool:
+        """Whether a peer on the same host may be let read the pool itself."""
+        return self.backend in ("auto", "shared_memory")

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.token_logprobs import TokenLogprobs
 from kv_transfer.layout import KVLayout
+from kv_transfer.link_end import LinkEnd
 
 
 class ControlClosedError(Exception):
@@ -74,7 +75,7 @@ class LinkOpen:
     decode_worker: WorkerRef
     generation: int
     layout: KVLayout
-    backend: str
+    end: LinkEnd
     prefill_incarnation: int
 
 
@@ -88,9 +89,11 @@ class StoreEntry:
 
 @dataclass(frozen=True, slots=True)
 class LinkAccepted:
-    """The pair can link; build it."""
+    """The pair can link; build it with this backend, for this reason."""
 
     layout: KVLayout
+    backend: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

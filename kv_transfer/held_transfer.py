@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -13,12 +13,17 @@ from kv_transfer.sender_state import SenderTransfer
 class HeldTransfer:
     """One open hand-over: its machine, its blocks and whoever waits for news of it."""
 
-    def __init__(self, machine: SenderTransfer, on_release: Callable[[], None]) -> None:
+    def __init__(
+        self, machine: SenderTransfer, on_release: Callable[[Sequence[int]], None]
+    ) -> None:
         self.machine = machine
         # blocks of tokens [0, num_offered) at least
         self.block_ids: list[int] = []
         # digests of the ranges granted so far, in ticket order
         self.digests: list[ChunkDigest] = []
+        # what the peer may be reading from the pool itself, a list for each operation
+        self.lent: list[Sequence[int]] = []
+        self.is_given_back = False
         self.timer: asyncio.TimerHandle | None = None
         self._on_release = on_release
         self._news: set[asyncio.Event] = set()
@@ -50,11 +55,13 @@ class HeldTransfer:
         return self._computed is None or bool(self._computed.query())  # type: ignore[no-untyped-call]
 
     def give_back(self) -> None:
-        """Return the blocks to their owner; once."""
+        """Return the blocks to their owner, with what of them the peer may still read; once."""
+        assert not self.is_given_back
+        self.is_given_back = True
         if self.timer is not None:
             self.timer.cancel()
         self.tell()
-        self._on_release()
+        self._on_release([block_id for block_ids in self.lent for block_id in block_ids])
 
 
 class TransferTable:

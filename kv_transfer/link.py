@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from kv_transfer.backend import Channel, LinkBrokenError, Operation
+from kv_transfer.backend import LinkBrokenError, MessageChannel, Operation
 from kv_transfer.gloo_channel import GlooChannel
 from kv_transfer.nccl_channel import NcclChannel
+from kv_transfer.shared_memory_channel import SharedMemoryChannel, SharedPool
 from kv_transfer.store import RendezvousStore
 
 logger = logging.getLogger(__name__)
+
+Channel = MessageChannel | SharedMemoryChannel
 
 # First message sizes of a probe set up the transport; the last one is timed.
 _PROBE_BYTES = (1, 1 << 16, 1 << 22)
@@ -33,10 +36,17 @@ class LinkSpec:
     # where the pool lies
     device: torch.device
     interface: str = ""
+    # what the peer may map; of the sending side of a link over shared memory
+    shared_pool: SharedPool | None = None
+
+    @property
+    def is_shared_memory(self) -> bool:
+        """Whether the receiver reads the sender's pool itself."""
+        return self.backend == "shared_memory"
 
 
 class Link:
-    """A two-rank process group that exists once.
+    """A channel of two processes that exists once.
 
     `abort` may come from any thread at any time; the other verbs block and belong to one thread.
     """
@@ -48,6 +58,7 @@ class Link:
         # torch holds only the C++ half of the store
         self._store = store
         self._channel: Channel | None = None
+        self._closed_channel: Channel | None = None
         self._lock = threading.Lock()
         self._aborted_reason = ""
         self._is_aborted = threading.Event()
@@ -68,6 +79,8 @@ class Link:
 
     def probe(self) -> float:
         """Move bytes in the direction that is used; return the bytes per second seen."""
+        if self.spec.is_shared_memory:
+            return self.shared_memory.probe(self.spec.timeout_s)
         elapsed_s = 0.0
         for num_bytes in _PROBE_BYTES:
             buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
@@ -80,12 +93,19 @@ class Link:
     def send(self, tensor: torch.Tensor) -> Operation:
         """Post a contiguous tensor of bytes on `device`."""
         assert self.spec.is_sender, "a receiving link never sends"
-        return self._live_channel().send(tensor)
+        return self._message_channel().send(tensor)
 
     def receive(self, tensor: torch.Tensor) -> Operation:
         """Post a buffer of bytes on `device`."""
         assert not self.spec.is_sender, "a sending link never receives"
-        return self._live_channel().receive(tensor)
+        return self._message_channel().receive(tensor)
+
+    @property
+    def shared_memory(self) -> SharedMemoryChannel:
+        """The channel of a link over shared memory."""
+        channel = self._live_channel()
+        assert isinstance(channel, SharedMemoryChannel)
+        return channel
 
     def abort(self, reason: str) -> None:
         """End the link: whoever is blocked in a verb raises, at both ends. Idempotent."""
@@ -109,9 +129,17 @@ class Link:
             channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
+        self._closed_channel = channel
+
+    async def wait_unread(self) -> None:
+        """After `close`: wait until the peer can read nothing of ours any more."""
+        if isinstance(self._closed_channel, SharedMemoryChannel):
+            await self._closed_channel.wait_unread()
 
     def _make_channel(self) -> Channel:
         spec, rank = self.spec, 0 if self.spec.is_sender else 1
+        if spec.is_shared_memory:
+            return self._make_shared_memory_channel()
         if spec.backend == "nccl":
             return NcclChannel(
                 self._store,
@@ -128,6 +156,18 @@ class Link:
             timeout_s=spec.timeout_s,
         )
 
+    def _make_shared_memory_channel(self) -> SharedMemoryChannel:
+        spec = self.spec
+        if not spec.is_sender:
+            return SharedMemoryChannel.join(self._store, timeout_s=spec.timeout_s)
+        assert spec.shared_pool is not None, "the pool lies in no shared memory"
+        return SharedMemoryChannel.serve(
+            self._store,
+            spec.shared_pool,
+            timeout_s=spec.timeout_s,
+            is_aborted=self._is_aborted.is_set,
+        )
+
     def _abort_with_deadline(self, channel: Channel) -> None:
         # an abort may hang in the driver when another communicator's kernel spins
         helper = threading.Thread(
@@ -139,6 +179,11 @@ class Link:
             logger.error(
                 "link %s: abort did not return in %.1f s", self.spec.link_id, self.spec.timeout_s
             )
+
+    def _message_channel(self) -> MessageChannel:
+        channel = self._live_channel()
+        assert not isinstance(channel, SharedMemoryChannel)
+        return channel
 
     def _live_channel(self) -> Channel:
         with self._lock:

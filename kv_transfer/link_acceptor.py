@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from kv_transfer.accepted_link import AcceptedLink
 from kv_transfer.backend import LinkBrokenError
+from kv_transfer.backend_choice import BackendChoice, NoBackendError, choose_backend
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     ControlClosedError,
@@ -17,6 +19,7 @@ from kv_transfer.control import (
 )
 from kv_transfer.layout import incompatibility
 from kv_transfer.link import Link, LinkSpec
+from kv_transfer.link_end import describe_end
 from kv_transfer.link_status import LinkState, LinkStatus
 from kv_transfer.live_link import LinkFactory, LiveLink
 from kv_transfer.peer_link import LinkIdentity, link_id
@@ -39,11 +42,15 @@ class LinkAcceptor:
     ) -> None:
         self._identity = identity
         self._config = config
-        self._backend = config.backend_for(identity.device.type)
+        self._end = describe_end(
+            config,
+            identity.device,
+            no_shared_memory="" if identity.shared_pool else "its pool lies in private memory",
+        )
         self._make_link = make_link
         self._newest: dict[str, tuple[int, int]] = {}
         self._links: dict[str, tuple[LiveLink, AcceptedLink]] = {}
-        # also those that were replaced and are being freed
+        # also those that were replaced, and those whose peer may still read our pool
         self._lives: set[LiveLink] = set()
         self._is_closed = False
 
@@ -53,15 +60,16 @@ class LinkAcceptor:
         StaleLinkError when the message is older than what was seen, or means another process.
         """
         self._admit(open_message)
-        reason = self._mismatch(open_message)
         try:
-            if reason:
-                await control.send(LinkIncompatible(reason))
-                return
-            await control.send(LinkAccepted(self._identity.layout))
+            choice = self._agree(open_message)
+            await control.send(LinkAccepted(self._identity.layout, choice.backend, choice.reason))
+        except NoBackendError as error:
+            with suppress(ControlClosedError):
+                await control.send(LinkIncompatible(str(error)))
+            return
         except ControlClosedError:
             return
-        await self._run(open_message, control)
+        await self._run(open_message, choice, control)
 
     def link_for(self, decode_worker: WorkerRef, generation: int) -> AcceptedLink | None:
         """Return the live link of exactly this process and generation."""
@@ -78,7 +86,8 @@ class LinkAcceptor:
                 peer_incarnation=link.decode_worker.incarnation,
                 state=LinkState.READY,
                 generation=link.generation,
-                backend=self._backend,
+                backend=link.choice.backend,
+                reason=link.choice.reason,
                 bandwidth_bytes_per_s=live.bandwidth_bytes_per_s,
             )
             for live, link in self._links.values()
@@ -89,6 +98,8 @@ class LinkAcceptor:
         """End all links and let `serve` return."""
         self._is_closed = True
         await asyncio.gather(*(live.close("worker stops") for live in list(self._lives)))
+        for live in self._lives:
+            live.forget_peer()
 
     def _admit(self, open_message: LinkOpen) -> None:
         worker = open_message.decode_worker
@@ -103,29 +114,35 @@ class LinkAcceptor:
         if replaced := self._links.pop(worker.worker_id, None):
             replaced[0].fail(f"replaced by generation {open_message.generation}")
 
-    def _mismatch(self, open_message: LinkOpen) -> str | None:
-        if open_message.backend != self._backend:
-            return f"backend: {self._backend!r} here, {open_message.backend!r} there"
-        return incompatibility(self._identity.layout, open_message.layout)
+    def _agree(self, open_message: LinkOpen) -> BackendChoice:
+        if reason := incompatibility(self._identity.layout, open_message.layout):
+            raise NoBackendError(reason)
+        return choose_backend(self._end, open_message.end)
 
-    async def _run(self, open_message: LinkOpen, control: LinkControl) -> None:
+    async def _run(
+        self, open_message: LinkOpen, choice: BackendChoice, control: LinkControl
+    ) -> None:
         worker = open_message.decode_worker
         live = LiveLink(
             LinkSpec(
                 link_id=link_id(open_message, self._identity.worker),
                 is_sender=True,
-                backend=self._backend,
+                backend=choice.backend,
                 timeout_s=self._config.transfer_timeout_s,
                 device=self._identity.device,
                 interface=self._config.interface,
+                shared_pool=self._identity.shared_pool,
             ),
             control,
             layout=self._identity.layout,
             peer_layout=open_message.layout,
             make_link=self._make_link,
         )
-        link = AcceptedLink(live, decode_worker=worker, generation=open_message.generation)
+        link = AcceptedLink(
+            live, choice=choice, decode_worker=worker, generation=open_message.generation
+        )
         self._lives.add(live)
+        live.unread.add_done_callback(lambda _: self._lives.discard(live))
         self._links[worker.worker_id] = (live, link)
         reason = "served no longer"
         try:
@@ -139,7 +156,4 @@ class LinkAcceptor:
             if self._links.get(worker.worker_id, (None, None))[1] is link:
                 del self._links[worker.worker_id]
             logger.info("link %s ends: %s", live.spec.link_id, reason)
-            try:
-                await live.close(reason)
-            finally:
-                self._lives.discard(live)
+            await live.close(reason)

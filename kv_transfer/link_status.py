@@ -22,7 +22,7 @@ class LinkStatus:
     state: LinkState
     generation: int
     backend: str
-    # why it is not ready; empty when it is
+    # why it is not ready; or, when it is, why it goes over this backend
     reason: str = ""
     bandwidth_bytes_per_s: float = 0.0
     # round trip of a fetch beside the data itself

@@ -25,7 +25,8 @@ from kv_transfer.control import (
 from kv_transfer.layout import KVLayout
 from kv_transfer.link import Link, LinkSpec
 from kv_transfer.link_thread import LinkThread
-from kv_transfer.staging import Staging
+from kv_transfer.mapped_ranges import MappedRanges
+from kv_transfer.staging import RangeMover, Staging
 from kv_transfer.store import RendezvousStore
 
 logger = logging.getLogger(__name__)
@@ -59,19 +60,22 @@ class LiveLink:
         self.peer_layout = peer_layout
         self.bandwidth_bytes_per_s = 0.0
         self.ended: asyncio.Future[str] = self._loop.create_future()
+        # set some time after the end: from then on the peer reads nothing of our pool any more
+        self.unread: asyncio.Future[None] = self._loop.create_future()
         self.peer_ready = asyncio.Event()
         self._control = control
         self._outbox: asyncio.Queue[StoreEntry] = asyncio.Queue()
         self._store = RendezvousStore(self._post_entry, timeout_s=spec.timeout_s)
         self._link = make_link(spec, self._store)
         self._thread = LinkThread(f"kv-{spec.link_id}")
-        self._staging: Staging | None = None
+        self._mover: RangeMover | None = None
         self.is_built = False
         # what the transfers under way report once it has ended
         self.failure = FailureReason.LINK_BROKEN
         self._tasks: set[asyncio.Task[None]] = set()
         self._abort_task: asyncio.Task[None] | None = None
         self._close_task: asyncio.Task[None] | None = None
+        self._unread_task: asyncio.Task[None] | None = None
 
     async def build(self) -> None:
         """Connect and probe; LinkBrokenError when that fails, and then the link has ended."""
@@ -97,11 +101,12 @@ class LiveLink:
         future.add_done_callback(self._note_outcome)
         return future
 
-    def staging(self, pool: torch.Tensor) -> Staging:
-        """Return the link's own buffers, to be used on its thread only."""
-        if self._staging is None:
-            self._staging = Staging(pool, ours=self.layout, theirs=self.peer_layout)
-        return self._staging
+    def staging(self, pool: torch.Tensor) -> RangeMover:
+        """Return what moves ranges over this link, to be used on its thread only."""
+        if self._mover is None:
+            make = MappedRanges if self.spec.is_shared_memory else Staging
+            self._mover = make(pool, ours=self.layout, theirs=self.peer_layout)
+        return self._mover
 
     def learn_bandwidth(self, num_bytes: int, elapsed_s: float) -> None:
         """Take one operation into the estimate."""
@@ -123,6 +128,11 @@ class LiveLink:
         if self._close_task is None:
             self._close_task = self._loop.create_task(self._free())
         await asyncio.shield(self._close_task)
+
+    def forget_peer(self) -> None:
+        """Wait for the peer's reads no longer: nothing of ours is written any more."""
+        if self._unread_task is not None:
+            self._unread_task.cancel()
 
     async def wait_peer_ready(self) -> None:
         """Wait until the sending side has built its end too; or raise LinkBrokenError."""
@@ -154,6 +164,14 @@ class LiveLink:
         self._thread.stop()
         if not await asyncio.to_thread(self._thread.join, self.spec.timeout_s):
             logger.error("link %s: its thread did not end", self.spec.link_id)
+        self._unread_task = self._loop.create_task(self._watch_unread())
+
+    async def _watch_unread(self) -> None:
+        try:
+            if self.spec.is_sender:
+                await self._link.wait_unread()
+        finally:
+            self.unread.set_result(None)
 
     def _post_entry(self, key: str, value: bytes) -> None:
         # called on the link's thread

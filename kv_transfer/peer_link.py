@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kv_transfer.backend import LinkBrokenError
-from kv_transfer.config import KVTransferConfig
+from kv_transfer.config import BACKENDS, KVTransferConfig
 from kv_transfer.control import (
     ControlClosedError,
     LinkAccepted,
@@ -24,8 +24,10 @@ from kv_transfer.control import (
 from kv_transfer.dialed_link import DialedLink
 from kv_transfer.layout import KVLayout, incompatibility
 from kv_transfer.link import LinkSpec
+from kv_transfer.link_end import describe_end
 from kv_transfer.link_status import LinkState, LinkStatus
 from kv_transfer.live_link import LinkFactory, LiveLink
+from kv_transfer.shared_memory_channel import SharedMemoryUnavailableError, SharedPool
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class LinkIdentity:
     layout: KVLayout
     device: torch.device
     node_id: str = ""
+    # the pool as peers on this host may map it; None where they may not
+    shared_pool: SharedPool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,11 @@ class PeerLink:
         self.link: DialedLink | None = None
         self.state = LinkState.CONNECTING
         self._settings = settings
-        self._backend = settings.config.backend_for(settings.identity.device.type)
+        # as configured, until the peer has agreed to one
+        self._backend = settings.config.backend
+        self._backend_reason = ""
+        # what went wrong with it here, so that the next generation goes another way
+        self._no_shared_memory = ""
         self._generation = 0
         self._reason = ""
         self._num_failures = 0
@@ -140,6 +148,8 @@ class PeerLink:
                 return
             except (LinkBrokenError, ControlClosedError, TimeoutError) as error:
                 self._num_failures += 1
+                if isinstance(error, SharedMemoryUnavailableError):
+                    self._no_shared_memory = str(error)
                 self._enter(LinkState.BROKEN, str(error) or "no answer in time")
             else:
                 await self._use(link)
@@ -150,7 +160,7 @@ class PeerLink:
     async def _use(self, link: DialedLink) -> None:
         self.link = link
         started = self._settings.now()
-        self._enter(LinkState.READY, "")
+        self._enter(LinkState.READY, self._backend_reason)
         try:
             while not link.live.ended.done():
                 retiring = asyncio.ensure_future(self._is_retiring.wait())
@@ -178,18 +188,21 @@ class PeerLink:
             decode_worker=identity.worker,
             generation=self._generation,
             layout=identity.layout,
-            backend=self._backend,
+            end=describe_end(
+                settings.config, identity.device, no_shared_memory=self._no_shared_memory
+            ),
             prefill_incarnation=self.peer.worker.incarnation,
         )
         control = settings.connect(self.peer)
         started = settings.now()
         try:
             async with asyncio.timeout(settings.config.transfer_timeout_s):
-                peer_layout = await self._greet(control, open_message)
+                answer = await self._greet(control, open_message)
         except BaseException:
             await control.close()
             raise
         latency_s = settings.now() - started
+        self._backend, self._backend_reason = answer.backend, answer.reason
         self._live = live = LiveLink(
             LinkSpec(
                 link_id=link_id(open_message, self.peer.worker),
@@ -201,7 +214,7 @@ class PeerLink:
             ),
             control,
             layout=identity.layout,
-            peer_layout=peer_layout,
+            peer_layout=answer.layout,
             make_link=settings.make_link,
         )
         try:
@@ -219,7 +232,7 @@ class PeerLink:
             now=settings.now,
         )
 
-    async def _greet(self, control: LinkControl, open_message: LinkOpen) -> KVLayout:
+    async def _greet(self, control: LinkControl, open_message: LinkOpen) -> LinkAccepted:
         await control.send(open_message)
         answer = await control.receive()
         if isinstance(answer, LinkIncompatible):
@@ -228,7 +241,9 @@ class PeerLink:
             raise LinkBrokenError(f"unexpected answer {type(answer).__name__}")
         if reason := incompatibility(open_message.layout, answer.layout):
             raise IncompatiblePeerError(reason)
-        return answer.layout
+        if answer.backend not in BACKENDS:
+            raise LinkBrokenError(f"unknown backend {answer.backend!r}")
+        return answer
 
     async def _pause(self) -> None:
         if self._is_retiring.is_set():

@@ -1,8 +1,9 @@
-"""The layout of an engine's own pool."""
+"""What peers must know of an engine's own pool."""
 
 from engine.block_hash import HASH_SCHEME
 from engine.engine import Engine
 from kv_transfer.layout import KVLayout
+from kv_transfer.shared_memory_channel import SharedPool
 
 
 def layout_of(engine: Engine) -> KVLayout:
@@ -18,3 +19,9 @@ def layout_of(engine: Engine) -> KVLayout:
         block_size=spec.block_size,
         hash_scheme=HASH_SCHEME,
     )
+
+
+def shared_pool_of(engine: Engine) -> SharedPool | None:
+    """Return what peers on this host may map, if that is how the pool was made."""
+    memory = engine.kv_cache.shared_memory
+    return SharedPool(memory.descriptor, memory.num_bytes) if memory is not None else None

@@ -36,7 +36,7 @@ from kv_transfer.counters import TransferCounters
 from kv_transfer.digest import range_digest
 from kv_transfer.faulty_range import ask_fault_plan
 from kv_transfer.held_transfer import HeldTransfer, TransferTable
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, block_range
 from kv_transfer.link import Link
 from kv_transfer.sender_state import EndCause, SenderOrder, SenderState, SenderTransfer
 from kv_transfer.staging import RangeOrder
@@ -49,7 +49,8 @@ class KVSender:
     """Owns the hand-overs of one prefill worker; all methods are for the event loop.
 
     Invariant: each opened transfer calls its `on_release` exactly once, when nothing of ours reads
-    its blocks any more.
+    its blocks any more. What a peer may still read itself is named there, and each of these blocks
+    comes to `end_quarantine` as often as it was named.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class KVSender:
         layout: KVLayout,
         config: KVTransferConfig,
         acceptor: LinkSource,
+        end_quarantine: Callable[[Sequence[int]], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = kv_cache_tensor
         self._layout = layout
         self._config = config
         self._acceptor = acceptor
+        self._end_quarantine = end_quarantine
         self._now = now
         self._table = TransferTable(remember_s=config.transfer_timeout_s, now=now)
         self._replies: set[asyncio.Task[FetchReply]] = set()
@@ -75,10 +78,11 @@ class KVSender:
         """Transfers whose blocks are held now."""
         return len(self._table)
 
-    def open(self, order: SenderOrder, on_release: Callable[[], None]) -> None:
+    def open(self, order: SenderOrder, on_release: Callable[[Sequence[int]], None]) -> None:
         """Promise a request's KV to a decode worker.
 
-        `on_release` may come while the prompt is still being computed: then nobody wants it.
+        `on_release` may come while the prompt is still being computed: then nobody wants it. It is
+        given the blocks that must not be reused before `end_quarantine`.
         """
         if self._table.get(order.transfer_id) is not None:
             raise ValueError(f"Got {order.transfer_id = } but expected one that is not open")
@@ -228,8 +232,13 @@ class KVSender:
         self._replies.add(reply)
         reply.add_done_callback(self._replies.discard)
         send = functools.partial(self._send, link, held.machine.order, order, block_ids)
+        lent: list[int] = []
+        if link.is_read_by_peer:
+            first, end = block_range(order.token_start, order.token_end, self._layout.block_size)
+            lent = block_ids[first:end]
+            held.lent.append(lent)
         sent = link.grant(order, send, reply)
-        sent.add_done_callback(functools.partial(self._operation_ended, held))
+        sent.add_done_callback(functools.partial(self._operation_ended, held, lent))
         return reply
 
     async def _reply(
@@ -263,16 +272,24 @@ class KVSender:
             alter=spoil,
         )
 
-    def _operation_ended(self, held: HeldTransfer, sent: "asyncio.Future[int]") -> None:
+    def _operation_ended(
+        self, held: HeldTransfer, lent: list[int], sent: "asyncio.Future[int]"
+    ) -> None:
         if not sent.cancelled() and sent.exception() is None:
             self.counters.num_bytes += sent.result()
         held.machine.operation_ended()
+        if lent:
+            held.lent.remove(lent)
+            if held.is_given_back:
+                self._end_quarantine(lent)
         self._settle(held)
 
     def _settle(self, held: HeldTransfer) -> None:
         """Carry out what the machine has come to: blocks back, or the next timer."""
         machine = held.machine
         transfer_id = machine.order.transfer_id
+        if machine.state is SenderState.DRAINING and machine.num_granted == len(held.lent):
+            machine.quarantine()
         if machine.state is SenderState.CLOSED:
             if self._table.get(transfer_id) is held:
                 self._table.remove(transfer_id)

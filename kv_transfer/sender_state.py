@@ -48,8 +48,9 @@ class SenderOrder:
 class SenderTransfer:
     """Holds a request's blocks for one decode worker.
 
-    Invariant: not CLOSED while a granted operation may still read the blocks; once CLOSED, or of
-    another epoch or worker, nothing is granted any more.
+    Invariant: not CLOSED while a granted operation may still read the blocks, unless the pool
+    itself quarantines those; once CLOSED, or of another epoch or worker, nothing is granted any
+    more.
     """
 
     def __init__(self, order: SenderOrder, *, lease_s: float, now: float) -> None:
@@ -130,6 +131,11 @@ class SenderTransfer:
             self.cause = cause
             self.state = SenderState.DRAINING
             self._close_if_drained()
+
+    def quarantine(self) -> None:
+        """Close with operations running: from here on the pool keeps what they read."""
+        assert self.state is SenderState.DRAINING
+        self.state = SenderState.CLOSED
 
     def tick(self, now: float) -> None:
         """Let the lease or the hold run out."""

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -47,6 +47,25 @@ class RangeOrder:
     token_start: int
     token_end: int
     timeout_s: float
+
+
+class RangeMover(Protocol):
+    """Moves granted ranges between our pool and a link, on the link's thread."""
+
+    def send_range(
+        self, link: Any, order: RangeOrder, *, alter: Callable[[torch.Tensor], None] | None
+    ) -> int:
+        """Send a range; returns the bytes. `alter` may spoil each piece (fault injection)."""
+
+    def receive_range(
+        self,
+        link: Any,
+        order: RangeOrder,
+        *,
+        alter: Callable[[torch.Tensor], None] | None,
+        write: Callable[[Callable[[], None]], None],
+    ) -> int:
+        """Receive a range; each piece's copy into the pool goes through `write`, which may skip."""
 
 
 class Staging:

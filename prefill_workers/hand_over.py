@@ -16,7 +16,7 @@ the blocks as soon as no granted operation reads them.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -199,10 +199,10 @@ class HandOver:
             commit = Commit(num_tokens=num_tokens, choices=tuple(held.first_tokens))
             self._sender.commit(order.transfer_id, commit)
 
-    def _let_go(self, held: HeldRequest) -> None:
+    def _let_go(self, held: HeldRequest, still_read: Sequence[int]) -> None:
         held.is_let_go = True
         held.trace.released()
-        self._engine_loop.abort(held.request.request_id)
+        self._engine_loop.abort(held.request.request_id, still_read=still_read)
 
 
 def _set_unless_done(table: "asyncio.Future[list[int]]", block_ids: list[int]) -> None:

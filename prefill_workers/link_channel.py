@@ -16,6 +16,7 @@ from kv_transfer.control import (
     WorkerRef,
 )
 from kv_transfer.layout import KVLayout
+from kv_transfer.link_end import LinkEnd
 from rpc.duplex import Duplex, StreamClosedError
 from rpc.mirror import from_message, to_message
 
@@ -56,9 +57,11 @@ def _to_response(message: LinkMessage) -> prefill_pb2.OpenLinkResponse:
     match message:
         case StoreEntry(key, value):
             return response(store_entry=prefill_pb2.StoreEntry(key=key, value=value))
-        case LinkAccepted(layout):
+        case LinkAccepted(layout, backend, reason):
             return response(
-                accepted=response.Accepted(layout=to_message(common_pb2.KVLayout, layout))
+                accepted=response.Accepted(
+                    layout=to_message(common_pb2.KVLayout, layout), backend=backend, reason=reason
+                )
             )
         case LinkIncompatible(reason):
             return response(incompatible=response.Incompatible(reason=reason))
@@ -78,7 +81,7 @@ def _from_request(request: prefill_pb2.OpenLinkRequest) -> LinkMessage:
                 decode_worker=from_message(WorkerRef, opened.decode_worker),
                 generation=opened.generation,
                 layout=_layout_of(opened.layout),
-                backend=opened.backend,
+                end=from_message(LinkEnd, opened.end),
                 prefill_incarnation=opened.prefill_incarnation,
             )
         case _:
@@ -91,6 +94,10 @@ def _layout_of(message: common_pb2.KVLayout) -> KVLayout:
     except ValueError as error:
         raise ControlClosedError(f"the decode worker's layout makes no sense: {error}") from error
 
+
+assert {field.name for field in dataclasses.fields(LinkEnd)} == set(
+    prefill_pb2.LinkEnd.DESCRIPTOR.fields_by_name
+), "LinkEnd and its message must have the same fields"
 
 assert {field.name for field in dataclasses.fields(KVLayout)} == set(
     common_pb2.KVLayout.DESCRIPTOR.fields_by_name

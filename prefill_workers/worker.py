@@ -30,7 +30,7 @@ from grammar.vocabulary import load_vocabulary
 from kv_transfer.control import WorkerRef
 from kv_transfer.link_acceptor import LinkAcceptor
 from kv_transfer.peer_link import LinkIdentity
-from kv_transfer.pool_layout import layout_of
+from kv_transfer.pool_layout import layout_of, shared_pool_of
 from kv_transfer.sender import KVSender
 from prefill_workers.config import PrefillWorkerConfig
 from prefill_workers.hand_over import BlockTables, HandOver
@@ -88,7 +88,9 @@ class PrefillWorker:
         identify(pool=POOL, worker=description.worker_id)
         tracing.set_up_tracing("relevo-prefill", config.telemetry)
         token = read_token(config.token_file)
-        engine = await asyncio.to_thread(Engine, config.engine)
+        engine = await asyncio.to_thread(
+            Engine, config.engine, is_kv_shared=config.kv_transfer.may_share_memory
+        )
         self._build_kv_plane(engine)
         await self._start_engine()
         self._server = WorkerServer(bind_host=config.bind_host, config=config.rpc, token=token)
@@ -132,6 +134,7 @@ class PrefillWorker:
             layout=layout,
             device=torch.device(engine.spec.device),
             node_id=description.node_id,
+            shared_pool=shared_pool_of(engine),
         )
         self._engine_loop = EngineLoop(engine, on_step=self._on_step)
         self._grammars = GrammarLibrary(
@@ -145,7 +148,11 @@ class PrefillWorker:
         self._stack.callback(self._grammars.close)
         self._acceptor = LinkAcceptor(identity, config=config)
         self._sender = KVSender(
-            engine.kv_cache.tensor, layout=layout, config=config, acceptor=self._acceptor
+            engine.kv_cache.tensor,
+            layout=layout,
+            config=config,
+            acceptor=self._acceptor,
+            end_quarantine=self._engine_loop.end_quarantine,
         )
         self._state = WorkerState(
             engine,

@@ -1,6 +1,6 @@
 """An engine loop without an engine: tests say what comes out of it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +46,7 @@ class FakeEngineLoop:
         self.streams[request_id] = stream
         return stream
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, still_read: Sequence[int] = ()) -> None:
         self.aborted.append(request_id)
         if request_id in self.streams:
             for choice_index in sorted(self.streams[request_id].open_choices):

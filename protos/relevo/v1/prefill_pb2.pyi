@@ -27,21 +27,39 @@ class StoreEntry(_message.Message):
     value: bytes
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
+class LinkEnd(_message.Message):
+    __slots__ = ("backend", "device", "boot_id", "network_namespace", "user_id", "interface", "no_shared_memory")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    NO_SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    device: str
+    boot_id: str
+    network_namespace: str
+    user_id: int
+    interface: str
+    no_shared_memory: str
+    def __init__(self, backend: _Optional[str] = ..., device: _Optional[str] = ..., boot_id: _Optional[str] = ..., network_namespace: _Optional[str] = ..., user_id: _Optional[int] = ..., interface: _Optional[str] = ..., no_shared_memory: _Optional[str] = ...) -> None: ...
+
 class OpenLinkRequest(_message.Message):
     __slots__ = ("open", "store_entry")
     class Open(_message.Message):
-        __slots__ = ("decode_worker", "generation", "layout", "backend", "prefill_incarnation")
+        __slots__ = ("decode_worker", "generation", "layout", "prefill_incarnation", "end")
         DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
         GENERATION_FIELD_NUMBER: _ClassVar[int]
         LAYOUT_FIELD_NUMBER: _ClassVar[int]
-        BACKEND_FIELD_NUMBER: _ClassVar[int]
         PREFILL_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+        END_FIELD_NUMBER: _ClassVar[int]
         decode_worker: _common_pb2.WorkerRef
         generation: int
         layout: _common_pb2.KVLayout
-        backend: str
         prefill_incarnation: int
-        def __init__(self, decode_worker: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., generation: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., backend: _Optional[str] = ..., prefill_incarnation: _Optional[int] = ...) -> None: ...
+        end: LinkEnd
+        def __init__(self, decode_worker: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., generation: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., prefill_incarnation: _Optional[int] = ..., end: _Optional[_Union[LinkEnd, _Mapping]] = ...) -> None: ...
     OPEN_FIELD_NUMBER: _ClassVar[int]
     STORE_ENTRY_FIELD_NUMBER: _ClassVar[int]
     open: OpenLinkRequest.Open
@@ -51,10 +69,14 @@ class OpenLinkRequest(_message.Message):
 class OpenLinkResponse(_message.Message):
     __slots__ = ("accepted", "incompatible", "store_entry", "ready")
     class Accepted(_message.Message):
-        __slots__ = ("layout",)
+        __slots__ = ("layout", "backend", "reason")
         LAYOUT_FIELD_NUMBER: _ClassVar[int]
+        BACKEND_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
         layout: _common_pb2.KVLayout
-        def __init__(self, layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ...) -> None: ...
+        backend: str
+        reason: str
+        def __init__(self, layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., backend: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
     class Incompatible(_message.Message):
         __slots__ = ("reason",)
         REASON_FIELD_NUMBER: _ClassVar[int]

@@ -1,14 +1,15 @@
 """Prefill processes over real Gloo, and the decode side in the test's own process."""
 
 import asyncio
-import json
+import multiprocessing
 import os
 import random
 import signal
-import sys
 import threading
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from kv_transfer.control import PeerInfo, WorkerRef
 from kv_transfer.link_dialer import LinkDialer
 from kv_transfer.peer_link import LinkIdentity
 from kv_transfer.receiver import KVReceiver, ReceiveOrder
+from tests.integration.kv_transfer import prefill_process
 from tests.integration.kv_transfer.wire import TcpLinkControl, TcpTransferControl
 from tests.unit.kv_transfer.fakes import (
     CPU,
@@ -30,7 +32,9 @@ from tests.unit.kv_transfer.fakes import (
     tokens_of,
 )
 
-ROOT = Path(__file__).parents[3]
+# Children are forked from a process that has imported torch once.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.integration.kv_transfer.prefill_process"])
 CONFIG = {"transfer_timeout_s": 2.0, "lease_s": 1.0, "digest_sample": 1.0}
 NUM_BLOCKS = 128
 
@@ -42,7 +46,9 @@ class Prefill:
     worker_id: str
     layout: dict
     seed: int
-    process: asyncio.subprocess.Process | None = None
+    backend: str
+    process: BaseProcess | None = None
+    pipe: Connection | None = None
     port: int = 0
     incarnation: int = 0
     pool: torch.Tensor = field(init=False)
@@ -50,25 +56,21 @@ class Prefill:
     def __post_init__(self) -> None:
         self.pool = make_pool(make_layout(**self.layout), NUM_BLOCKS, seed=self.seed)
 
-    async def start(self, env: dict[str, str] | None = None) -> None:
+    async def start(self, faults: Sequence[dict] = ()) -> None:
         options = {
             "worker_id": self.worker_id,
-            "config": CONFIG,
+            "config": {**CONFIG, "backend": self.backend},
             "layout": self.layout,
             "num_blocks": NUM_BLOCKS,
             "seed": self.seed,
         }
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.integration.kv_transfer.prefill_process",
-            json.dumps(options),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        self.pipe, far = PROCESSES.Pipe()
+        self.process = PROCESSES.Process(
+            target=prefill_process.run, args=(options, list(faults), far), daemon=True
         )
-        hello = json.loads(await self.process.stdout.readline())
+        self.process.start()
+        far.close()
+        hello = await asyncio.to_thread(self.pipe.recv)
         self.port, self.incarnation = hello["port"], hello["incarnation"]
 
     @property
@@ -87,19 +89,19 @@ class Prefill:
         return await self.control.call("report")
 
     async def stop(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-        self.process._transport.close()
+        self.process.kill()
+        await asyncio.to_thread(self.process.join)
+        self.pipe.close()
 
 
 class Decode:
     """The decode side, and the prefill processes it is linked to."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, backend: str) -> None:
+        self.backend = backend
         self.layout = make_layout(block_size)
         self.pool = make_pool(self.layout, NUM_BLOCKS)
-        self.config = KVTransferConfig(**CONFIG)
+        self.config = KVTransferConfig(**CONFIG, backend=backend)
         self.prefills: dict[str, Prefill] = {}
         identity = LinkIdentity(worker=DECODE, layout=self.layout, device=CPU)
         self.dialer = LinkDialer(
@@ -111,11 +113,11 @@ class Decode:
         self.num_transfers = 0
         self.free_blocks = list(range(NUM_BLOCKS))
 
-    async def start(self, *block_sizes: int, env: dict[str, str] | None = None) -> None:
+    async def start(self, *block_sizes: int, faults: Sequence[dict] = ()) -> None:
         for number, block_size in enumerate(block_sizes):
-            prefill = Prefill(f"prefill-{number}", {"block_size": block_size}, seed=number)
+            prefill = Prefill(f"prefill-{number}", {"block_size": block_size}, number, self.backend)
             self.prefills[prefill.worker_id] = prefill
-        await asyncio.gather(*(prefill.start(env) for prefill in self.prefills.values()))
+        await asyncio.gather(*(prefill.start(faults) for prefill in self.prefills.values()))
         await self.link_up()
 
     async def link_up(self, timeout_s: float = 20.0) -> None:
@@ -183,9 +185,16 @@ class Decode:
             await prefill.stop()
 
 
-@pytest.fixture
-async def decode():
-    decode = Decode(block_size=8)
+def mapped_pools() -> list[str]:
+    """Pools of prefill processes that this process can read."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in maps if "relevo-kv" in line]
+
+
+@pytest.fixture(params=["gloo", "shared_memory"])
+async def decode(request):
+    decode = Decode(8, request.param)
     yield decode
     await decode.close()
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("kv-", "abort-"))]
+    assert not mapped_pools(), "a pool is still mapped"

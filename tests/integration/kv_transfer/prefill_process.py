@@ -1,14 +1,19 @@
-"""A prefill worker's KV plane in a process of its own: `python -m ... JSON`; prints its port."""
+"""A prefill worker's KV plane in a process of its own."""
 
 import asyncio
-import json
 import os
-import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection as ProcessConnection
 
 import psutil
 import torch
 
+from engine.shared_memory import SharedMemory
+from faults import plan
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     Commit,
@@ -21,6 +26,7 @@ from kv_transfer.link_acceptor import LinkAcceptor
 from kv_transfer.peer_link import LinkIdentity
 from kv_transfer.sender import KVSender
 from kv_transfer.sender_state import SenderOrder
+from kv_transfer.shared_memory_channel import SharedPool
 from tests.integration.kv_transfer.wire import Connection
 from tests.unit.kv_transfer.fakes import make_layout, make_pool
 
@@ -30,13 +36,26 @@ class PrefillProcess:
         self.worker = WorkerRef(options["worker_id"], time.time_ns() // 1000)
         self.config = KVTransferConfig(**options["config"])
         self.layout = make_layout(**options["layout"])
-        self.pool = make_pool(self.layout, options["num_blocks"], seed=options["seed"])
-        identity = LinkIdentity(worker=self.worker, layout=self.layout, device=torch.device("cpu"))
+        pool = make_pool(self.layout, options["num_blocks"], seed=options["seed"])
+        self.memory = SharedMemory(pool.numel() * pool.element_size())
+        self.pool = self.memory.tensor(tuple(pool.shape), pool.dtype).copy_(pool)
+        identity = LinkIdentity(
+            worker=self.worker,
+            layout=self.layout,
+            device=torch.device("cpu"),
+            shared_pool=SharedPool(self.memory.descriptor, self.memory.num_bytes),
+        )
         self.acceptor = LinkAcceptor(identity, config=self.config)
         self.sender = KVSender(
-            self.pool, layout=self.layout, config=self.config, acceptor=self.acceptor
+            self.pool,
+            layout=self.layout,
+            config=self.config,
+            acceptor=self.acceptor,
+            end_quarantine=self.end_quarantine,
         )
         self.given_back: list[int] = []
+        # how often each block is kept from reuse because a peer may still read it
+        self.quarantined: Counter[int] = Counter()
         self.prefills: set[asyncio.Task[None]] = set()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,6 +71,15 @@ class PrefillProcess:
             await self.acceptor.serve(await connection.receive(), connection)
         except StaleLinkError:
             return
+
+    def give_back(self, transfer_id: int, still_read: Sequence[int]) -> None:
+        self.given_back.append(transfer_id)
+        self.quarantined.update(still_read)
+
+    def end_quarantine(self, block_ids: Sequence[int]) -> None:
+        self.quarantined.subtract(block_ids)
+        assert min(self.quarantined.values()) >= 0
+        self.quarantined += Counter()
 
     async def on_watch(
         self, connection: Connection, transfer_id: int, epoch: int, decode_worker: WorkerRef
@@ -100,7 +128,7 @@ class PrefillProcess:
                 decode_worker=decode_worker,
                 num_tokens=num_tokens,
             ),
-            lambda: self.given_back.append(transfer_id),
+            partial(self.give_back, transfer_id),
         )
         for done in [*range(chunk, num_tokens, chunk), num_tokens]:
             self.sender.offer(transfer_id, done, block_ids)
@@ -121,6 +149,7 @@ class PrefillProcess:
                 "given_back": self.given_back,
                 "num_open": self.sender.num_open,
                 "leases_expired": self.sender.counters.leases_expired,
+                "quarantined": sorted(self.quarantined),
                 "num_links": len(self.acceptor.statuses()),
                 "threads": me.num_threads(),
                 "fds": me.num_fds(),
@@ -131,17 +160,19 @@ class PrefillProcess:
         )
 
 
-async def main() -> None:
-    process = PrefillProcess(json.loads(sys.argv[1]))
+async def serve(options: dict, parent: ProcessConnection) -> None:
+    process = PrefillProcess(options)
     server = await asyncio.start_server(process.handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    sys.stdout.write(json.dumps({"port": port, "incarnation": process.worker.incarnation}) + "\n")
-    sys.stdout.flush()
+    parent.send({"port": port, "incarnation": process.worker.incarnation, "pid": os.getpid()})
     # ends with its parent: the pipe closes
-    await asyncio.to_thread(sys.stdin.read)
+    with suppress(EOFError):
+        await asyncio.to_thread(parent.recv)
     os._exit(0)
 
 
-if __name__ == "__main__":
+def run(options: dict, faults: list[dict], parent: ProcessConnection) -> None:
+    """A child's whole life; torch was imported by whoever forked it."""
+    plan._PLAN = plan.FaultPlan([plan.Fault(**{"match": {}, **fault}) for fault in faults], None)
     torch.set_num_threads(1)
-    asyncio.run(main())
+    asyncio.run(serve(options, parent))

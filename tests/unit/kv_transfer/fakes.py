@@ -153,6 +153,9 @@ class FakeLink:
     def close(self) -> None:
         assert self.aborted.is_set()
 
+    async def wait_unread(self) -> None:
+        return
+
 
 class Wires:
     """Makes fake links; both ends of one link id share a wire."""
@@ -272,8 +275,13 @@ class Pair:
             connect=self.connect,
             make_link=make_link,
         )
+        self.quarantine_ended: list[int] = []
         self.sender = KVSender(
-            self.p_pool, layout=self.p_layout, config=self.config, acceptor=self.acceptor
+            self.p_pool,
+            layout=self.p_layout,
+            config=self.config,
+            acceptor=self.acceptor,
+            end_quarantine=self.quarantine_ended.extend,
         )
         self.receiver = KVReceiver(
             self.d_pool, layout=self.d_layout, worker=DECODE, config=self.config
@@ -313,7 +321,7 @@ class Pair:
             SenderOrder(
                 transfer_id=transfer_id, epoch=epoch, decode_worker=DECODE, num_tokens=num_tokens
             ),
-            lambda: self.given_back.append(transfer_id),
+            lambda still_read: self.given_back.append(transfer_id),
         )
 
     async def close(self) -> None:

@@ -337,7 +337,8 @@ async def test_opening_an_id_twice_is_refused(pair: Pair) -> None:
     pair.open(1, 4)
     with pytest.raises(ValueError, match="transfer_id"):
         pair.sender.open(
-            SenderOrder(transfer_id=1, epoch=2, decode_worker=DECODE, num_tokens=4), lambda: None
+            SenderOrder(transfer_id=1, epoch=2, decode_worker=DECODE, num_tokens=4),
+            lambda still_read: None,
         )
     pair.sender.cancel(1)
 

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.config import KVTransferConfig
 from kv_transfer.digest import range_digest
 from kv_transfer.layout import block_range, incompatibility, split_range
 from kv_transfer.staging import block_parts
@@ -81,9 +80,3 @@ def test_sizes() -> None:
     assert layout.bytes_per_token == 2 * 2 * 2 * 4 * 4
     assert layout.num_blocks(0) == 0
     assert layout.num_blocks(9) == 3
-
-
-def test_backend_follows_the_device() -> None:
-    assert KVTransferConfig().backend_for("cpu") == "gloo"
-    assert KVTransferConfig().backend_for("cuda") == "nccl"
-    assert KVTransferConfig(backend="gloo").backend_for("cuda") == "gloo"

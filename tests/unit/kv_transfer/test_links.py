@@ -18,6 +18,7 @@ from kv_transfer.control import (
     WorkerRef,
 )
 from kv_transfer.link_acceptor import LinkAcceptor
+from kv_transfer.link_end import LinkEnd
 from kv_transfer.link_status import LinkState
 from kv_transfer.peer_link import LinkIdentity
 from kv_transfer.peer_views import PeerViews, choose_peers
@@ -119,7 +120,7 @@ def open_message(**changes) -> LinkOpen:
         "decode_worker": DECODE,
         "generation": 1,
         "layout": make_layout(4),
-        "backend": "gloo",
+        "end": LinkEnd(backend="gloo"),
         "prefill_incarnation": PREFILL.incarnation,
     }
     return LinkOpen(**{**fields, **changes})
@@ -128,14 +129,16 @@ def open_message(**changes) -> LinkOpen:
 async def test_incompatible_pools_say_why() -> None:
     identity = LinkIdentity(worker=PREFILL, layout=make_layout(4), device=CPU)
     acceptor = LinkAcceptor(identity, config=KVTransferConfig())
-    for generation, changes in enumerate(
-        ({"layout": make_layout(4, dtype="bfloat16")}, {"backend": "nccl"}), start=1
-    ):
+    cases = (
+        ({"layout": make_layout(4, dtype="bfloat16")}, "'float32' here, 'bfloat16' there"),
+        ({"end": LinkEnd(backend="nccl")}, "nccl: not both pools lie on GPUs"),
+    )
+    for generation, (changes, reason) in enumerate(cases, start=1):
         near, far = control_pair()
         await acceptor.serve(open_message(generation=generation, **changes), far)
         answer = await near.receive()
         assert isinstance(answer, LinkIncompatible)
-        assert "here" in answer.reason
+        assert reason in answer.reason
     await acceptor.close()
 
 

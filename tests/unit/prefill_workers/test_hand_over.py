@@ -1,7 +1,7 @@
 """A prompt's way through a prefill worker, with a fake engine and a fake sender."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -28,9 +28,9 @@ class FakeSender:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
-        self.on_release: Callable[[], None] = lambda: None
+        self.on_release: Callable[[Sequence[int]], None] = lambda still_read: None
 
-    def open(self, order: SenderOrder, on_release: Callable[[], None]) -> None:
+    def open(self, order: SenderOrder, on_release: Callable[[Sequence[int]], None]) -> None:
         self.calls.append(("open", order.transfer_id))
         self.on_release = on_release
 
@@ -42,7 +42,7 @@ class FakeSender:
 
     def cancel(self, transfer_id: int) -> None:
         self.calls.append(("cancel", transfer_id))
-        self.on_release()
+        self.on_release(())
 
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
@@ -114,7 +114,7 @@ async def test_each_chunk_is_offered_and_the_last_committed() -> None:
     assert (commit.num_tokens, commit.choices[0].token_id) == (10, 42)
     assert not bench.engine_loop.aborted  # the blocks stay held
 
-    bench.sender.on_release()
+    bench.sender.on_release(())
     assert len(bench.engine_loop.aborted) == 1
 
 
@@ -145,7 +145,7 @@ async def test_a_transfer_released_while_it_is_computed_is_lost() -> None:
     bench = Bench()
     running = bench.prefill()
     await turns()
-    bench.sender.on_release()
+    bench.sender.on_release(())
     with pytest.raises(TransferLostError):
         await running
 
@@ -155,9 +155,9 @@ async def test_a_transfer_released_before_the_engine_knew_the_request_leaves_not
     bench.engine_loop.on_submit = lambda request_id: bench.engine_loop.aborted.clear()
     opened = bench.sender.open
 
-    def open_and_release(order: SenderOrder, on_release: Callable[[], None]) -> None:
+    def open_and_release(order: SenderOrder, on_release: Callable[[Sequence[int]], None]) -> None:
         opened(order, on_release)
-        on_release()
+        on_release(())
 
     bench.sender.open = open_and_release
     with pytest.raises(TransferLostError):

@@ -18,6 +18,7 @@ from kv_transfer.control import (
     WorkerRef,
 )
 from kv_transfer.layout import KVLayout
+from kv_transfer.link_end import LinkEnd
 from prefill_workers.link_channel import AcceptedLinkChannel
 
 LAYOUT = KVLayout(
@@ -34,7 +35,7 @@ OPEN = LinkOpen(
     decode_worker=WorkerRef("decode-0", 5),
     generation=3,
     layout=LAYOUT,
-    backend="gloo",
+    end=LinkEnd(backend="gloo", boot_id="b", network_namespace="4:5", user_id=7),
     prefill_incarnation=7,
 )
 
@@ -94,7 +95,7 @@ async def test_what_the_decode_side_says_arrives(message: LinkMessage) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        LinkAccepted(LAYOUT),
+        LinkAccepted(LAYOUT, "gloo", "because"),
         LinkIncompatible("other model"),
         StoreEntry("key", b""),
         LinkReady(),

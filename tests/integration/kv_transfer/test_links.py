@@ -1,7 +1,6 @@
-"""Hand-overs between processes over real Gloo links."""
+"""Hand-overs between processes over real links, of both backends that run on CPUs."""
 
 import asyncio
-import os
 import signal
 import threading
 import time
@@ -93,9 +92,7 @@ async def test_frozen_peer_costs_its_link_only_and_comes_back(decode: Decode) ->
 
 async def test_frozen_between_grant_and_data_times_out(decode: Decode) -> None:
     """The peer stops itself at its send, so the receive is posted and waits."""
-    plan = '[{"point": "kv_send", "action": "freeze"}]'
-    os.environ.pop("RELEVO_FAULT_DIR", None)
-    await decode.start(8, env={"RELEVO_TESTING": "1", "RELEVO_FAULT_PLAN": plan})
+    await decode.start(8, faults=[{"point": "kv_send", "action": "freeze"}])
     started = time.monotonic()
     with pytest.raises(TransferFailedError) as failure:
         await decode.hand_over(num_tokens=64)
@@ -111,8 +108,7 @@ async def test_frozen_between_grant_and_data_times_out(decode: Decode) -> None:
 
 @pytest.mark.parametrize("action", ["corrupt", "drop", "raise", "delay", "kill"])
 async def test_faults_at_the_send(decode: Decode, action: str) -> None:
-    plan = f'[{{"point": "kv_send", "action": "{action}", "delay_s": 0.3}}]'
-    await decode.start(8, env={"RELEVO_TESTING": "1", "RELEVO_FAULT_PLAN": plan})
+    await decode.start(8, faults=[{"point": "kv_send", "action": action, "delay_s": 0.3}])
     expected = {
         "corrupt": {FailureReason.DIGEST_MISMATCH},
         "drop": {FailureReason.TIMEOUT, FailureReason.LINK_BROKEN},
@@ -134,8 +130,7 @@ async def test_faults_at_the_send(decode: Decode, action: str) -> None:
 
 
 async def test_cancel_while_granted_keeps_the_link(decode: Decode) -> None:
-    plan = '[{"point": "kv_send", "action": "delay", "delay_s": 0.4}]'
-    await decode.start(8, env={"RELEVO_TESTING": "1", "RELEVO_FAULT_PLAN": plan})
+    await decode.start(8, faults=[{"point": "kv_send", "action": "delay", "delay_s": 0.4}])
     link = decode.dialer.link_for("prefill-0")
     moving = asyncio.create_task(decode.hand_over(num_tokens=64))
     await eventually(lambda: link.queued_bytes)

@@ -1,0 +1,176 @@
+"""Shared memory links against a bare copy of the same bytes; a part of `bench.kv_transfer`.
+
+In turn the decode process copies bytes from the prefill process's mapped pages by hand, and our
+link moves a range of the same size into blocks. The clock of a range starts when its blocks are
+lent: in a hand-over they are by the time the fetch is answered. Every copy reads other pages than
+the one before, as no KV is handed over twice.
+"""
+
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+
+from engine.shared_memory import SharedMemory
+from kv_transfer.layout import KVLayout
+from kv_transfer.link import Link, LinkSpec
+from kv_transfer.mapped_ranges import MappedRanges
+from kv_transfer.shared_memory_channel import Pages, SharedPool
+from kv_transfer.staging import RangeOrder
+from kv_transfer.store import RendezvousStore
+
+# name, decode block size, whether block ids are scattered; the prefill block size is 32
+CASES = [("equal, consecutive", 32, False), ("equal, scattered", 32, True), ("unequal", 16, True)]
+_TIMEOUT_S = 30.0
+_PREFILL_BLOCK = 32
+_POOL_BYTES = 256 << 20
+_LENT = b"."
+
+
+def measure(
+    sizes: list[int], rounds: int, make_layout: Callable[[int], KVLayout]
+) -> Iterator[tuple[int, str, list[tuple[float, float]]]]:
+    """Yield (bytes, case, [(bare seconds, our seconds) of each round])."""
+    context = multiprocessing.get_context("spawn")
+    pipe, far = context.Pipe()
+    rendezvous, far_rendezvous = context.Pipe()
+    layout = make_layout(_PREFILL_BLOCK)
+    num_blocks = -(-max(4 * max(sizes), _POOL_BYTES) // layout.bytes_per_block)
+    child = context.Process(
+        target=_lend_all, args=(far, far_rendezvous, layout, num_blocks), daemon=True
+    )
+    child.start()
+    link = _build(rendezvous, None)
+    try:
+        for num_bytes in sizes:
+            for name, block_size, is_scattered in CASES:
+                move = _Move(link, layout, make_layout(block_size), num_bytes, is_scattered)
+                move.warm_up()
+                yield num_bytes, name, [move.time_both(pipe, each) for each in range(rounds)]
+    finally:
+        pipe.send(None)
+        link.abort("done")
+        link.close()
+        child.join(10.0)
+
+
+class _Move:
+    """One size and case on the decode side."""
+
+    def __init__(
+        self,
+        link: Link,
+        theirs: KVLayout,
+        ours: KVLayout,
+        num_bytes: int,
+        is_scattered: bool,
+    ) -> None:
+        num_tokens = max(1, round(num_bytes / ours.bytes_per_token))
+        shape = (
+            ours.num_blocks(num_tokens),
+            ours.num_layers,
+            2,
+            ours.block_size,
+            ours.num_kv_heads,
+            ours.head_dim,
+        )
+        self._link = link
+        self._mover = MappedRanges(
+            torch.ones(shape, dtype=torch.bfloat16), ours=ours, theirs=theirs
+        )
+        self._target = np.ones(num_tokens * ours.bytes_per_token, dtype=np.uint8)
+        self._theirs = theirs
+        self._order = _order(_ids(shape[0], 0, shape[0], is_scattered), num_tokens)
+        self._is_scattered = is_scattered
+
+    def _memory(self) -> Pages:
+        memory = self._link.shared_memory.memory
+        assert memory is not None
+        return memory
+
+    def warm_up(self) -> None:
+        """Pay for the pages of the mapping and of the target."""
+        size = len(self._target)
+        for start in range(0, len(self._memory()) - size, size):
+            np.copyto(self._target, self._memory()[start : start + size])
+
+    def time_both(self, pipe: Connection, number: int) -> tuple[float, float]:
+        """Copy by hand and over the link, round `number`."""
+        size = self._theirs.num_blocks(self._order.token_end)
+        total = len(self._memory()) // self._theirs.bytes_per_block
+        starts = [(2 * number + each) * size % (total - size) for each in (0, 1)]
+        offset = starts[0] * self._theirs.bytes_per_block
+        pages = self._memory()[offset : offset + len(self._target)]
+        started = time.perf_counter()
+        np.copyto(self._target, pages)
+        bare_s = time.perf_counter() - started
+        pipe.send(_ids(size, starts[1], total, self._is_scattered))
+        pipe.recv_bytes()
+        arrived = started = time.perf_counter()
+
+        def write(copy: Callable[[], None]) -> None:
+            nonlocal arrived
+            copy()
+            arrived = time.perf_counter()
+
+        self._mover.receive_range(self._link, self._order, alter=None, write=write)
+        return bare_s, arrived - started
+
+
+def _lend_all(pipe: Connection, rendezvous: Connection, layout: KVLayout, num_blocks: int) -> None:
+    """The prefill process: lend what the other one names, until it names nothing."""
+    torch.set_num_threads(1)
+    shape = (num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads)
+    memory = SharedMemory(num_blocks * layout.bytes_per_block)
+    memory.tensor((*shape, layout.head_dim), torch.bfloat16).fill_(1)
+    link = _build(rendezvous, SharedPool(memory.descriptor, memory.num_bytes))
+    channel = link.shared_memory
+    while (block_ids := pipe.recv()) is not None:
+        channel.lend(block_ids, _TIMEOUT_S)
+        pipe.send_bytes(_LENT)
+        channel.wait_given_back(_TIMEOUT_S)
+    link.abort("done")
+    link.close()
+
+
+def _ids(size: int, start: int, total: int, is_scattered: bool) -> list[int]:
+    """Block ids of one range, side by side from `start` or from all over the pool."""
+    if is_scattered:
+        return random.Random(start).sample(range(total), size)
+    return list(range(start, start + size))
+
+
+def _order(block_ids: list[int], num_tokens: int) -> RangeOrder:
+    return RangeOrder(
+        block_ids=block_ids, token_start=0, token_end=num_tokens, timeout_s=_TIMEOUT_S
+    )
+
+
+def _build(rendezvous: Connection, shared_pool: SharedPool | None) -> Link:
+    store = RendezvousStore(lambda key, value: rendezvous.send((key, value)), timeout_s=_TIMEOUT_S)
+    threading.Thread(target=_deliver, args=(rendezvous, store), daemon=True).start()
+    spec = LinkSpec(
+        link_id="bench",
+        is_sender=shared_pool is not None,
+        backend="shared_memory",
+        timeout_s=_TIMEOUT_S,
+        device=torch.device("cpu"),
+        shared_pool=shared_pool,
+    )
+    link = Link(spec, store)
+    link.build()
+    link.probe()
+    return link
+
+
+def _deliver(rendezvous: Connection, store: RendezvousStore) -> None:
+    try:
+        while True:
+            store.deliver(*rendezvous.recv())
+    except (EOFError, OSError):
+        return

@@ -1,0 +1,299 @@
+"""Shared memory as a link's channel: the decode worker reads the prefill worker's pool itself.
+
+    prefill                                  decode
+    listens on an abstract socket            learns its name and a secret over the rendezvous
+    checks user and secret              <--  connects
+    descriptor of the pool              -->  maps it, read-only
+    lends: "tokens lie in blocks ..."   -->  borrows, copies
+    waits                               <--  gives back
+                                        <--  closes, once nothing is mapped: all is given back
+
+The socket has no name in any file system, and whoever is left when the other process dies reads
+its end. What the prefill worker has lent is read no more when it was given back or when the
+socket's end was read: the kernel closes it after the memory of a dead process is gone, and the
+decode side closes it after it has let the mapping go.
+"""
+
+import asyncio
+import fcntl
+import hmac
+import mmap
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
+from kv_transfer.store import RendezvousStore
+
+# Bytes as they lie: [num_bytes].
+Pages = npt.NDArray[np.uint8]
+
+_STORE_KEY = "shared_memory"
+_NAME_BYTES = 16
+_SECRET_BYTES = 32
+# How long one caller may take to show the secret; the others wait behind it.
+_SECRET_TIMEOUT_S = 0.2
+_PROBE_BYTES = 4 << 20
+# A count, then as many ids.
+_COUNT = struct.Struct("<I")
+_NUM_BYTES = struct.Struct("<Q")
+_GIVEN_BACK = b"."
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+# Of a message: as much as one call may read.
+_MOST_BYTES = 1 << 16
+# How soon the prefill side notices that it waits for nobody any more.
+_ACCEPT_POLL_S = 0.2
+
+
+class SharedMemoryUnavailableError(LinkBrokenError):
+    """The two processes cannot share memory after all; another backend may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPool:
+    """Memory a prefill worker lets its peers map."""
+
+    descriptor: int
+    num_bytes: int
+
+
+class SharedMemoryChannel:
+    """One end of one link; the verbs but `abort` belong to the link's thread.
+
+    Invariant: what `connection` says (bytes, then its end) is true of the mapping: see above.
+    """
+
+    def __init__(self, connection: socket.socket, memory: Pages | None) -> None:
+        # the peer's pool; None on the prefill side
+        self.memory = memory
+        self._connection = connection
+        self._is_reader = memory is not None
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing = threading.Lock()
+        self._is_closed = False
+
+    @classmethod
+    def serve(
+        cls,
+        store: RendezvousStore,
+        pool: SharedPool,
+        *,
+        timeout_s: float,
+        is_aborted: Callable[[], bool],
+    ) -> "SharedMemoryChannel":
+        """Let the one peer that has read the rendezvous map the pool."""
+        name, secret = secrets.token_bytes(_NAME_BYTES), secrets.token_bytes(_SECRET_BYTES)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(_address(name))
+                listener.listen()
+                listener.settimeout(_ACCEPT_POLL_S)
+                store.set(_STORE_KEY, name + secret)
+                connection = _accept(listener, secret, time.monotonic() + timeout_s, is_aborted)
+        except OSError as error:
+            raise _explain(error) from error
+        try:
+            connection.settimeout(timeout_s)
+            socket.send_fds(connection, [_NUM_BYTES.pack(pool.num_bytes)], [pool.descriptor])
+        except OSError as error:
+            connection.close()
+            raise _explain(error) from error
+        return cls(connection, None)
+
+    @classmethod
+    def join(cls, store: RendezvousStore, *, timeout_s: float) -> "SharedMemoryChannel":
+        """Map the pool of the peer; SharedMemoryUnavailableError when it is out of reach."""
+        told = store.get(_STORE_KEY)
+        name, secret = told[:_NAME_BYTES], told[_NAME_BYTES:]
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(_address(name))
+            if _user_of(connection) != os.geteuid():
+                raise SharedMemoryUnavailableError("the prefill worker is another user")
+            connection.sendall(secret)
+            head, descriptors, _, _ = socket.recv_fds(connection, _NUM_BYTES.size, 1)
+            memory = _map(head, descriptors)
+        except TimeoutError as error:
+            connection.close()
+            raise LinkTimeoutError("the prefill worker hands its memory over too late") from error
+        except (OSError, ValueError) as error:
+            connection.close()
+            raise SharedMemoryUnavailableError(f"no shared memory: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, memory)
+
+    def probe(self, timeout_s: float) -> float:
+        """Read some of the memory once all the way round; return the bytes per second seen."""
+        if self.memory is None:
+            self.lend([0], timeout_s)
+            self.wait_given_back(timeout_s)
+            return 0.0
+        self.borrow(timeout_s)
+        pages = self.memory[:_PROBE_BYTES]
+        copy = pages.copy()  # pays for the pages
+        started = time.monotonic()
+        np.copyto(copy, pages)
+        elapsed_s = time.monotonic() - started
+        self.give_back()
+        return len(pages) / max(elapsed_s, 1e-9)
+
+    def lend(self, block_ids: Sequence[int], timeout_s: float) -> None:
+        """Prefill side: say in which blocks the next range lies."""
+        message = _COUNT.pack(len(block_ids)) + struct.pack(f"<{len(block_ids)}I", *block_ids)
+        try:
+            self._connection.settimeout(max(timeout_s, 0.001))
+            self._connection.sendall(message)
+        except OSError as error:
+            raise _explain(error) from error
+
+    def wait_given_back(self, timeout_s: float) -> None:
+        """Prefill side: block until the peer has read what was lent last."""
+        self._receive(len(_GIVEN_BACK), time.monotonic() + timeout_s)
+
+    def borrow(self, timeout_s: float) -> tuple[int, ...]:
+        """Decode side: block until the peer says where the next range lies."""
+        deadline = time.monotonic() + timeout_s
+        # One message at a time is under way, so nothing of the next one can be read here.
+        message = self._receive(_COUNT.size, deadline, at_most=_MOST_BYTES)
+        (count,) = _COUNT.unpack_from(message)
+        num_bytes = _COUNT.size + 4 * count
+        message += self._receive(num_bytes - len(message), deadline)
+        return struct.unpack_from(f"<{count}I", message, _COUNT.size)
+
+    def give_back(self) -> None:
+        """Decode side: say that the range was read."""
+        try:
+            self._connection.sendall(_GIVEN_BACK)
+        except OSError as error:
+            raise _explain(error) from error
+
+    def abort(self) -> None:
+        """Make every verb raise, here at once, at the peer when it next listens; any thread."""
+        with self._closing:
+            if self._is_closed:
+                return
+            os.eventfd_write(self._wakeup, 1)
+            if not self._is_reader:
+                # One way only: the end of what the peer says is still to come.
+                with suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Let the mapping go, then say so by the end of the connection.
+
+        On the prefill side the connection stays open, for `wait_unread`.
+        """
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            os.close(self._wakeup)
+        self.memory = None
+        if self._is_reader:
+            self._connection.close()
+
+    async def wait_unread(self) -> None:
+        """Prefill side, after `close`: wait until the peer cannot read our memory any more."""
+        loop = asyncio.get_running_loop()
+        self._connection.setblocking(False)
+        # A reset is an end, too.
+        with self._connection, suppress(ConnectionError):
+            while await loop.sock_recv(self._connection, 4096):
+                pass
+
+    def _receive(self, num_bytes: int, deadline: float, *, at_most: int = 0) -> bytearray:
+        """Return `num_bytes`, and what else has come, up to `at_most`."""
+        received = bytearray()
+        while len(received) < num_bytes:
+            self._wait_readable(deadline)
+            try:
+                part = self._connection.recv(max(num_bytes, at_most) - len(received))
+            except OSError as error:
+                raise _explain(error) from error
+            if not part:
+                raise LinkBrokenError("the peer closed the shared memory link")
+            received += part
+        return received
+
+    def _wait_readable(self, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        ready = dict(poll.poll(max(deadline - time.monotonic(), 0.001) * 1000))
+        if self._wakeup in ready:
+            raise LinkBrokenError("the link was aborted")
+        if not ready:
+            raise LinkTimeoutError("the peer did not answer in time over shared memory")
+
+
+def _address(name: bytes) -> str:
+    # A zero in front: a name that exists in no file system and dies with its socket.
+    return f"\0relevo-{name.hex()}"
+
+
+def _accept(
+    listener: socket.socket, secret: bytes, deadline: float, is_aborted: Callable[[], bool]
+) -> socket.socket:
+    """Wait for the peer; whoever else comes is sent away."""
+    while time.monotonic() < deadline:
+        if is_aborted():
+            raise LinkBrokenError("the link was aborted")
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        if _is_peer(connection, secret):
+            return connection
+        connection.close()
+    raise LinkTimeoutError("the decode worker did not come for the shared memory")
+
+
+def _is_peer(connection: socket.socket, secret: bytes) -> bool:
+    try:
+        connection.settimeout(_SECRET_TIMEOUT_S)
+        if _user_of(connection) != os.geteuid():
+            return False
+        return hmac.compare_digest(connection.recv(_SECRET_BYTES, socket.MSG_WAITALL), secret)
+    except OSError:
+        return False
+
+
+def _user_of(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user_id: int = _CREDENTIALS.unpack(credentials)[1]
+    return user_id
+
+
+def _map(head: bytes, descriptors: Sequence[int]) -> Pages:
+    """Map the peer's pool, in pages nobody can write through it."""
+    try:
+        if len(head) != _NUM_BYTES.size or len(descriptors) != 1:
+            raise LinkBrokenError("the prefill worker closed before it handed its memory over")
+        (num_bytes,) = _NUM_BYTES.unpack(head)
+        if not fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            # Reading pages that are gone ends the process.
+            raise SharedMemoryUnavailableError("the peer's memory could shrink")
+        mapping = mmap.mmap(descriptors[0], num_bytes, prot=mmap.PROT_READ)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return np.frombuffer(mapping, dtype=np.uint8)
+
+
+def _explain(error: OSError) -> LinkBrokenError:
+    if isinstance(error, TimeoutError):
+        return LinkTimeoutError("the peer did not answer in time over shared memory")
+    return LinkBrokenError(f"shared memory link: {error}")
