@@ -18,6 +18,33 @@ async def pair(tmp_path: Path, model_path: Path) -> AsyncIterator[WorkerPair]:
         yield started
 
 
+@pytest.mark.parametrize("backend", ["shared_memory", "auto"])
+async def test_shared_memory_hands_over_the_same_tokens_and_frees_both_sides(
+    tmp_path: Path, model_path: Path, backend: str
+) -> None:
+    both = {"kv_transfer": {"backend": backend}}
+    prefill = {"engine": {"block_size": 16, "num_kv_blocks": 32}} if backend == "auto" else {}
+    async with worker_pair(tmp_path, model_path, both=both, prefill=prefill) as pair:
+        client = pair.client
+        (link,) = client.workers["decode-0"].load.links
+        assert link.backend == "shared_memory"
+        assert link.reason
+        _, decode = await client.run_pair(make_request(PROMPT, request_id="a", max_tokens=12))
+        assert decode.token_ids == tokens_alone(model_path, PROMPT, 12)
+        assert decode.kv_transfer_bytes > 0
+
+        transfer_id = client.next_transfer_id()
+        request = make_request(LONG_PROMPT, request_id="b")
+        prefilling = client.open_prefill(request, transfer_id=transfer_id)
+        decoding = client.open_decode(request, transfer_id=transfer_id)
+        await decoding.read()
+        await prefilling.read()
+        decoding.cancel()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await read_prefill(prefilling)
+        await client.until_quiet()
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_handed_over_request_gives_the_tokens_of_one_engine(
     pair: WorkerPair, model_path: Path, temperature: float
