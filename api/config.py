@@ -10,7 +10,7 @@ class IngressConfig:
     bind_host: str = "127.0.0.1"
     http_port: int = 8000  # 0: any free port
     grpc_port: int = 9000  # 0: any free port
-    api_keys_file: str = ""  # hex SHA-256 digests, one a line; empty: no keys
+    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]]; empty: no keys
     reflection: bool | None = None  # None: on without keys, off with keys
     strict: bool = False  # unknown HTTP fields are errors
     request_timeout_s: float = 600.0  # default and cap of a request's deadline

@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
+from router import predictions
 from router.worker_view import DECODE, PREFILL, WorkerKey
 from rpc.description import WorkerDescription
 from tests.fake_worker_base import FakeWorker
@@ -127,3 +130,31 @@ async def test_another_process_at_the_address_is_not_taken_for_the_worker(
     prefill.incarnation += 1  # it says another name than discovery
     await asyncio.sleep(0.6)
     assert not cluster.router.is_ready()
+
+
+async def test_after_a_death_under_load_nothing_of_the_worker_is_left(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictions, "PREDICTION_TTL_S", 0.05)
+    for number in range(2):
+        await cluster.add_prefill(f"prefill-{number}", block_hashes=HASHES[:4])
+        await cluster.add_decode(f"decode-{number}", block_hashes=HASHES[:4], step_s=0.02)
+    router = await cluster.start_router()
+    running = [asyncio.create_task(collect(cluster.generate(max_tokens=20))) for _ in range(8)]
+    victims = [cluster.workers[0], cluster.workers[1]]
+    await cluster.until(lambda: all(victim.num_open > 0 for victim in victims[1:]))
+    for victim in victims:
+        cluster.forget(victim)
+        await victim.stop()
+    assert await asyncio.gather(*running) == [expected_tokens(PROMPT, 20)] * 8
+    await cluster.until(lambda: list(cluster.states().values()).count("lost") == 2)
+    for victim in victims:
+        assert num_indexed(cluster, victim) == 0
+        assert router.index(victim.pool).num_entries() == 4
+    assert {report.worker.worker_id for report in router.loads()} == {"prefill-1", "decode-1"}
+    # Predictions of all these requests are over with the second look after them.
+    for _ in range(2):
+        await asyncio.sleep(0.06)
+        await collect(cluster.generate())
+    assert router.index(PREFILL).num_predictions <= 2 * len(PROMPT)
+    assert cluster.metric("relevo_requests_finished_total", finish_reason="error") == 0
