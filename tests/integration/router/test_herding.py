@@ -13,6 +13,7 @@ from tests.fake_workers import expected_tokens
 from tests.integration.router.conftest import FakeCluster, collect
 
 NUM_ROUTERS = 4
+NUM_WORKERS = 4  # of each pool
 NUM_REQUESTS = 96
 SYSTEM_PROMPT = [number % 7 for number in range(160)]
 
@@ -35,9 +36,7 @@ class Crowd:
             )
             self.routers.append(router)
             await router.start()
-        await self.cluster.until(
-            lambda: all(router.status()["state"] == "ready" for router in self.routers)
-        )
+        await self.cluster.until(lambda: all(map(knows_everybody, self.routers)))
 
     async def burst(self) -> None:
         """Send it all at once; each answer must be whole."""
@@ -49,6 +48,14 @@ class Crowd:
         prompt = [*SYSTEM_PROMPT, number, number]
         generation = self.cluster.generate(prompt, max_tokens=4, request_id=f"r{number}")
         assert await collect(generation) == expected_tokens(prompt, 4)
+
+
+def knows_everybody(router: Router) -> bool:
+    """Whether this router may use every worker and every link."""
+    states = router.worker_states()
+    views = [view for state in states if state.is_routable and (view := state.view()) is not None]
+    num_links = sum(len(view.links) for view in views)
+    return len(views) == 2 * NUM_WORKERS and num_links == NUM_WORKERS**2
 
 
 async def report(workers: list[FakeWorker]) -> None:
@@ -64,7 +71,7 @@ async def report(workers: list[FakeWorker]) -> None:
 
 @pytest.fixture
 async def crowd(cluster: FakeCluster) -> AsyncIterator[Crowd]:
-    for number in range(4):
+    for number in range(NUM_WORKERS):
         await cluster.add_prefill(f"prefill-{number}", prefill_s=0.3, tick_s=1.0)
         await cluster.add_decode(f"decode-{number}", step_s=0.05, tick_s=1.0)
     for worker in cluster.workers:
