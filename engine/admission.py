@@ -25,6 +25,8 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
     if not 1 <= request.num_choices <= MAX_CHOICES or request.choice_index < 0:
         raise ValueError(f"Got {request.choices = } but expected 1 to {MAX_CHOICES} from 0 on")
     params = request.sampling_params
+    if params.min_tokens > params.max_tokens:
+        raise ValueError(f"Got {params.min_tokens = } but expected at most {params.max_tokens = }")
     _validate_ids("token id", request.token_ids, vocab_size)
     _validate_ids("stop token id", params.stop_token_ids, vocab_size)
     _validate_ids("allowed token id", params.allowed_token_ids, vocab_size)

@@ -183,11 +183,7 @@ class Engine:
             text = f"{type(error).__name__}: {error}"
             results = [RowResult(entry=entry, error=text) for entry in schedule.scheduled]
         ended_at_s = self._now()
-        outputs = [
-            output
-            for result in results
-            for output in add_logprobs(self._apply(result, ended_at_s), result)
-        ]
+        outputs = [output for result in results for output in self._apply_alone(result, ended_at_s)]
         stats = StepStats(
             num_decodes=schedule.num_decodes,
             num_chunks=len(schedule.scheduled) - schedule.num_decodes,
@@ -269,11 +265,23 @@ class Engine:
         )
         return schedule
 
+    def _apply_alone(self, result: RowResult, ended_at_s: float) -> list[RequestOutput]:
+        """The boundary around what a step means for one request: what fails here fails it alone."""
+        request = result.entry.request
+        try:
+            return add_logprobs(self._apply(result, ended_at_s), result)
+        except Exception as error:
+            logger.exception("applying a step to request %s failed", request.request_id)
+            return self._requests.fail(request, f"{type(error).__name__}: {error}")
+
     def _apply(self, result: RowResult, ended_at_s: float) -> list[RequestOutput]:
         request = result.entry.request
         if result.error is not None:
             return self._requests.fail(request, result.error)
         self._scheduler.update(result.entry)
+        if result.prompt_logprobs is not None:
+            # Before it forks: its choices must not tell them again.
+            request.prompt_logprobs_start = result.prompt_logprobs.end_position
         if not result.token_ids:
             return [make_output(request)]
         is_first = not request.has_first_output

@@ -95,8 +95,12 @@ class LiveRequests:
         return []
 
     def fail(self, request: Request, error: str) -> list[RequestOutput]:
-        """End a request whose KV may be spoilt."""
-        self._end(request, is_poisoned=True)
+        """End a request whose KV may be spoilt, or the choices it has become a moment ago."""
+        live = self.get(request.request_id)
+        if request in live or request.num_choices == 1:
+            live = [each for each in live if each is request]
+        for each in live:
+            self._end(each, is_poisoned=True)
         return last_outputs(request, FinishReason.ERROR, error=error)
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
@@ -111,8 +115,9 @@ class LiveRequests:
         if not going_on:
             self._end(request)
             return
-        self._kv_cache.copy(self._scheduler.fork(request, going_on))
+        copies = self._scheduler.fork(request, going_on)
         self._by_id[request.request_id] = going_on
+        self._kv_cache.copy(copies)
 
     def _end(self, request: Request, *, is_poisoned: bool = False) -> None:
         left = [other for other in self._by_id.pop(request.request_id) if other is not request]

@@ -57,8 +57,7 @@ def add_logprobs(outputs: list[RequestOutput], result: RowResult) -> list[Reques
     """The outputs and what their step says of probabilities, when it says anything."""
     if not result.logprobs and result.prompt_logprobs is None:
         return outputs
-    request = result.entry.request
-    of_choice = dict(zip(request.choices, result.logprobs, strict=False))
+    of_choice = dict(zip(result.entry.request.choices, result.logprobs, strict=False))
     outputs = [
         replace(output, logprobs=(of_choice[output.choice_index],))
         if output.token_ids and of_choice
@@ -66,8 +65,6 @@ def add_logprobs(outputs: list[RequestOutput], result: RowResult) -> list[Reques
         for output in outputs
     ]
     if result.prompt_logprobs is not None:
-        entries = result.prompt_logprobs.entries
-        request.prompt_logprobs_start = result.prompt_logprobs.start_position + len(entries)
         outputs[0] = replace(outputs[0], prompt_logprobs=result.prompt_logprobs)
     return outputs
 

@@ -62,17 +62,20 @@ def _sample(
     if sum(counts) > len(counts):
         logits = logits.repeat_interleave(torch.tensor(counts, device=logits.device), dim=0)
     rows = [row for rows, _ in made for row in rows]
-    token_ids = sample(logits, rows)
+    token_ids, errors = _sample_rows(logits, rows)
     logprobs = _output_logprobs(rows, logits, token_ids)
     results: dict[int, RowResult] = {}
     numbers = iter(range(len(rows)))
     for entry, (own_rows, error) in zip(entries, made, strict=True):
         own = list(islice(numbers, len(own_rows)))
         usable = tuple(token_id for n in own if (token_id := token_ids[n]) is not None)
+        row_error = next((errors[n] for n in own if n in errors), None)
         results[id(entry)] = RowResult(
             entry=entry,
             token_ids=usable,
-            error=error or ("logits are not finite" if len(usable) < len(own) else None),
+            error=error
+            or row_error
+            or ("logits are not finite" if len(usable) < len(own) else None),
             logprobs=tuple(logprobs[n] for n in own if n in logprobs),
         )
     return results
@@ -89,6 +92,26 @@ def _make_rows(request: Request, row_maker: RowMaker) -> tuple[list[SamplingRow]
         return [plain] * request.num_choices, f"{type(error).__name__}: {error}"
     others = [replace(row, choice_index=choice_index) for choice_index in request.choices[1:]]
     return [row, *others], f"fault at sample: {verdict}" if verdict else None
+
+
+def _sample_rows(
+    logits: torch.Tensor, rows: Sequence[SamplingRow]
+) -> tuple[list[int | None], dict[int, str]]:
+    """Tokens, and errors by row number; one by one when together they fail, to spare the others."""
+    try:
+        return sample(logits, rows), {}
+    except Exception:
+        logger.exception("sampling %d rows together failed", len(rows))
+    token_ids: list[int | None] = []
+    errors: dict[int, str] = {}
+    for n, row in enumerate(rows):
+        try:
+            token_ids += sample(logits[n : n + 1], [row])
+        except Exception as error:
+            logger.exception("sampling row %d alone failed", n)
+            token_ids.append(None)
+            errors[n] = f"{type(error).__name__}: {error}"
+    return token_ids, errors
 
 
 def _output_logprobs(

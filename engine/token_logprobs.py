@@ -18,3 +18,8 @@ class PromptLogprobs:
 
     start_position: int  # of the first entry, at least 1
     entries: tuple[TokenLogprobs, ...]
+
+    @property
+    def end_position(self) -> int:
+        """The first position it says nothing of any more."""
+        return self.start_position + len(self.entries)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from engine.engine import Engine
-from engine.request import FinishReason, RequestOutput
+from engine.request import FinishReason, Request, RequestOutput
+from engine.sampling.sampler import sample
+from engine.stopping import finish_reason
 from tests.unit.engine.conftest import (
     BLOCK_SIZE,
     generate,
@@ -111,6 +113,7 @@ def test_a_request_may_fill_the_whole_pool(make_engine: Callable[..., Engine]):
         ({"token_ids": [3] * 64}, "fewer than"),
         ({"stop_token_ids": (999,)}, "stop token id"),
         ({"num_prompt_tokens": 21}, "num_prompt_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
         ({"num_prompt_tokens": 1, "max_tokens": 19}, "output tokens"),
     ],
 )
@@ -346,3 +349,79 @@ def test_reserved_blocks_are_wiped_before_a_peer_fills_them(make_engine: Callabl
     reservation = engine.reserve(make_request("r", PROMPT))
     assert reservation is not None
     assert not engine.kv_cache.tensor[reservation.block_ids].any()
+
+
+def test_one_row_that_cannot_be_sampled_spares_its_neighbours(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+):
+    def sample_unless_bad(logits: Any, rows: Any) -> Any:
+        if any(row.params.seed == 13 for row in rows):
+            raise RuntimeError("cannot draw")
+        return sample(logits, rows)
+
+    engine = make_engine()
+    expected = generate(engine, make_request("probe", PROMPT))
+    monkeypatch.setattr("engine.step.sample", sample_unless_bad)
+    for name, seed in (("good", 1), ("bad", 13), ("fine", 2)):
+        engine.add_request(make_request(name, PROMPT, seed=seed))
+    outputs = run(engine)
+    assert last(outputs, "bad").finish_reason is FinishReason.ERROR
+    assert "cannot draw" in (last(outputs, "bad").error or "")
+    tokens = tokens_by_request(outputs)
+    assert (tokens["good"], tokens["bad"], tokens["fine"]) == (expected, [], expected)
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_what_fails_after_the_forward_fails_one_request(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, num_choices: int
+):
+    def check_end(request: Request, **limits: Any) -> Any:
+        if request.request_id == "bad" and request.num_output_tokens == 3:
+            raise RuntimeError("cannot end")
+        return finish_reason(request, **limits)
+
+    engine = make_engine()
+    expected = generate(engine, make_request("probe", PROMPT))
+    monkeypatch.setattr("engine.live_requests.finish_reason", check_end)
+    engine.add_request(make_request("bad", PROMPT, num_choices=num_choices))
+    engine.add_request(make_request("good", PROMPT))
+    outputs = run(engine)
+    ends = [each for each in outputs if each.request_id == "bad" and each.finish_reason]
+    assert {each.choice_index for each in ends} == set(range(num_choices))
+    assert {each.finish_reason for each in ends} == {FinishReason.ERROR}
+    assert tokens_by_request(outputs)["good"] == expected
+    assert_empty(engine)
+
+
+def test_a_fork_that_fails_ends_all_its_choices_once(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+):
+    engine = make_engine()
+    expected = generate(engine, make_request("probe", PROMPT))
+
+    def fail(copies: Any) -> None:
+        raise RuntimeError("cannot copy")
+
+    monkeypatch.setattr(engine.kv_cache, "copy", fail)
+    engine.add_request(make_request("bad", PROMPT, num_choices=3))
+    engine.add_request(make_request("good", PROMPT))
+    outputs = run(engine)
+    ends = [(each.choice_index, each.finish_reason) for each in outputs if each.request_id == "bad"]
+    assert sorted(ends) == [(index, FinishReason.ERROR) for index in range(3)]
+    assert tokens_by_request(outputs)["good"] == expected
+    assert_empty(engine)
+
+
+def test_prompt_logprobs_are_told_once_though_the_choices_are_preempted(
+    make_engine: Callable[..., Engine],
+):
+    engine = make_engine(num_kv_blocks=11)
+    generate(engine, make_request("warm", PROMPT))
+    asked = make_request("r", PROMPT, max_tokens=20, num_choices=3, num_prompt_logprobs=0)
+    engine.add_request(asked)
+    outputs = run(engine)
+    told = [each.prompt_logprobs for each in outputs if each.prompt_logprobs is not None]
+    positions = [p for piece in told for p in range(piece.start_position, piece.end_position)]
+    assert engine.load().num_preemptions > 0
+    assert positions == list(range(1, len(PROMPT)))
