@@ -416,8 +416,7 @@ def test_a_fork_that_fails_ends_all_its_choices_once(
 def test_prompt_logprobs_are_told_once_though_the_choices_are_preempted(
     make_engine: Callable[..., Engine],
 ):
-    engine = make_engine(num_kv_blocks=11)
-    generate(engine, make_request("warm", PROMPT))
+    engine = make_engine(num_kv_blocks=9)
     asked = make_request("r", PROMPT, max_tokens=20, num_choices=3, num_prompt_logprobs=0)
     engine.add_request(asked)
     outputs = run(engine)
