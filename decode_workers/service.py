@@ -14,6 +14,7 @@ from grammar.library import GrammarLibrary
 from kv_transfer.control import PeerInfo, WorkerRef
 from kv_transfer.link_dialer import LinkDialer
 from rpc import engine_request
+from rpc.errors import InvalidRequestError
 from rpc.grammar_message import attach_grammar
 from rpc.mirror import from_message
 
@@ -44,7 +45,10 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
             )
             for peer in request.prefill_workers
         ]
-        self._dialer.set_peers(request.ingress_id, peers)
+        try:
+            self._dialer.set_peers(request.ingress_id, peers)
+        except ValueError as error:
+            raise InvalidRequestError(str(error)) from error
         return decode_pb2.SetPeersResponse()
 
     async def Decode(  # noqa: N802

@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.control import LinkControl, PeerInfo
+from kv_transfer.control import LinkControl, PeerInfo, WorkerRef
 from kv_transfer.dialed_link import DialedLink
 from kv_transfer.link import Link
 from kv_transfer.link_status import LinkState, LinkStatus
 from kv_transfer.live_link import LinkFactory
 from kv_transfer.peer_link import DialSettings, LinkIdentity, PeerLink
-from kv_transfer.peer_views import PeerViews, choose_peers
+from kv_transfer.peer_views import VIEW_LIFETIME_S, PeerViews, choose_peers
 
 
 class LinkDialer:
@@ -44,6 +44,8 @@ class LinkDialer:
         self._views = PeerViews(now)
         self._generations: Counter[str] = Counter()
         self._links: dict[str, PeerLink] = {}
+        self._failed_at: dict[WorkerRef, float] = {}
+        self._now = now
         self._closing: set[asyncio.Task[None]] = set()
         self._settings = DialSettings(
             identity=identity,
@@ -57,19 +59,27 @@ class LinkDialer:
         )
 
     def set_peers(self, ingress_id: str, peers: Sequence[PeerInfo]) -> None:
-        """Take one ingress's view of the prefill workers; start and retire links accordingly."""
+        """Take one ingress's view of the prefill workers; start and retire links accordingly.
+
+        ValueError when the view is larger than any cluster.
+        """
         self._views.update(ingress_id, peers)
         union = self._views.peers()
         self._drop_replaced(union)
+        self._note_failing()
         chosen = choose_peers(
             union.values(),
             worker_id=self._identity.worker.worker_id,
             node_id=self._identity.node_id,
             max_links=self._config.max_links,
+            is_failing=lambda peer: peer.worker in self._failed_at,
         )
         chosen_ids = {peer.worker.worker_id for peer in chosen}
+        # A link that works makes way for one that works, not for a name.
+        is_settled = all(self.link_for(peer_id) for peer_id in chosen_ids)
         for peer_id in [id_ for id_ in self._links if id_ not in chosen_ids]:
-            self._drop_unchosen(peer_id, is_known=peer_id in union)
+            if is_settled or not self._links[peer_id].is_ready or peer_id not in union:
+                self._drop_unchosen(peer_id, is_known=peer_id in union)
         for peer in chosen:
             current = self._links.get(peer.worker.worker_id)
             if current is None or current.is_over:
@@ -92,6 +102,16 @@ class LinkDialer:
         """End all links."""
         links, self._links = list(self._links.values()), {}
         await asyncio.gather(*(link.close("worker stops") for link in links), *self._closing)
+
+    def _note_failing(self) -> None:
+        """Remember for a while who could not be linked: others get a chance."""
+        now = self._now()
+        self._failed_at = {
+            worker: at for worker, at in self._failed_at.items() if now - at < VIEW_LIFETIME_S
+        }
+        for link in self._links.values():
+            if link.is_failing:
+                self._failed_at.setdefault(link.peer.worker, now)
 
     def _next_generation(self, peer_id: str) -> int:
         self._generations[peer_id] += 1

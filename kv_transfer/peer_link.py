@@ -35,6 +35,8 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 # a link that lived less long counts as one more failure, so that it does not flap
 _STABLE_AFTER_S = 2.0
+# attempts in a row
+_FAILING_AFTER = 3
 
 
 class IncompatiblePeerError(Exception):
@@ -102,6 +104,11 @@ class PeerLink:
         """Whether new transfers may use the link."""
         link = self.link
         return link is not None and link.is_usable and not self._is_retiring.is_set()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it was tried often enough to give others its place."""
+        return self.state is not LinkState.READY and self._num_failures >= _FAILING_AFTER
 
     @property
     def is_over(self) -> bool:

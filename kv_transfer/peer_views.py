@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from kv_transfer.control import PeerInfo
 
 VIEW_LIFETIME_S = 30.0
+# What fits a cluster many times over; more is a mistake of whoever sends it.
+MAX_VIEWS = 64
+MAX_PEERS_PER_VIEW = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,12 @@ class PeerViews:
         self._views: dict[str, _View] = {}
 
     def update(self, ingress_id: str, peers: Sequence[PeerInfo]) -> None:
-        """Replace one ingress's view."""
+        """Replace one ingress's view; ValueError when it is larger than any cluster."""
+        if len(peers) > MAX_PEERS_PER_VIEW:
+            raise ValueError(f"Got {len(peers)} peers but expected at most {MAX_PEERS_PER_VIEW}")
+        self._views.pop(ingress_id, None)
+        while len(self._views) >= MAX_VIEWS:
+            del self._views[next(iter(self._views))]  # the oldest
         self._views[ingress_id] = _View(tuple(peers), self._now())
 
     def peers(self) -> dict[str, PeerInfo]:
@@ -40,17 +48,22 @@ class PeerViews:
 
 
 def choose_peers(
-    peers: Iterable[PeerInfo], *, worker_id: str, node_id: str, max_links: int
+    peers: Iterable[PeerInfo],
+    *,
+    worker_id: str,
+    node_id: str,
+    max_links: int,
+    is_failing: Callable[[PeerInfo], bool] = lambda _: False,
 ) -> list[PeerInfo]:
-    """Pick at most `max_links`: same node first, then by rendezvous hash.
+    """Pick at most `max_links`: same node first, then by rendezvous hash, failing ones last.
 
     Each decode worker ranks the peers differently, so that links spread evenly, and one peer more
     or less changes at most one link of each worker.
     """
 
-    def rank(peer: PeerInfo) -> tuple[bool, bytes]:
+    def rank(peer: PeerInfo) -> tuple[bool, bool, bytes]:
         is_remote = not node_id or peer.node_id != node_id
         pair = f"{worker_id}\0{peer.worker.worker_id}"
-        return is_remote, hashlib.blake2b(pair.encode(), digest_size=8).digest()
+        return is_failing(peer), is_remote, hashlib.blake2b(pair.encode(), digest_size=8).digest()
 
     return sorted(peers, key=rank)[:max_links]

@@ -226,3 +226,35 @@ async def test_a_new_incarnation_replaces_the_old_peer() -> None:
     assert not old.is_usable
     assert pair.dialer.link_for(PREFILL.worker_id, PREFILL.incarnation) is None
     await pair.close()
+
+
+def test_views_are_bounded() -> None:
+    views = PeerViews(lambda: 0.0)
+    with pytest.raises(ValueError, match="1025 peers"):
+        views.update("huge", [peer(number) for number in range(1025)])
+    assert views.peers() == {}
+    for number in range(200):
+        views.update(f"ingress-{number}", [peer(number)])
+    assert len(views.peers()) == 64
+    assert "prefill-199" in views.peers()
+
+
+async def test_a_view_full_of_names_pushes_no_working_link_out() -> None:
+    """Peers that nobody can reach cost their places only for as long as they are tried."""
+    pair = Pair(config=KVTransferConfig(transfer_timeout_s=0.2, max_links=2))
+    await pair.link_up()
+    link = pair.link
+    real = PeerInfo(worker=PREFILL, address="here")
+    ghosts = [peer(number) for number in range(1, 60)]
+    for _ in range(20):
+        pair.dialer.set_peers("ingress", [real, *ghosts])
+        await asyncio.sleep(0.01)
+        assert pair.dialer.link_for(PREFILL.worker_id) is link
+    assert len(pair.dialer.statuses()) <= 3
+    # also one whose link has to be made anew gets its turn
+    link.live.fail("test")
+    async with asyncio.timeout(10.0):
+        while pair.dialer.link_for(PREFILL.worker_id) is None:
+            pair.dialer.set_peers("ingress", [real, *ghosts[:2]])
+            await asyncio.sleep(0.02)
+    await pair.close()
