@@ -32,7 +32,7 @@ INSTALL_REST = { $(PIP) install -q -c constraints.txt uv && $(BIN)/uv pip instal
 export PYTHONUNBUFFERED = 1
 export TQDM_DISABLE = 1
 
-.PHONY: help setup serve test unit check fmt protos soak gpu size ci clean-protos
+.PHONY: help setup serve test unit check fmt protos soak gpu gpu2 size ci clean-protos
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -74,6 +74,9 @@ soak: setup ## the long forms of the seeded tests (MINUTES=10 SEED=1)
 
 gpu: $(STAMP) ## what needs a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)
+
+gpu2: $(STAMP) ## what needs two CUDA devices: links between them
+	$(BIN)/python -m bench.two_gpus
 
 size: $(STAMP) ## lines per file and the longest functions
 	$(BIN)/python -m bench.size

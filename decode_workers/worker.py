@@ -109,8 +109,10 @@ class DecodeWorker:
         return self._description
 
     def check_health(self) -> None:
-        """RuntimeError when the engine gave up or shows no life."""
+        """RuntimeError when only a new process helps: the engine or a link hangs or gave up."""
         check_pulse(self._engine_loop.heartbeat(), self._engine_loop.failure)
+        if self._stuck_links:
+            raise RuntimeError(f"the abort of link {self._stuck_links[0]} does not return")
 
     async def check_integrity(self) -> None:
         """AssertionError when the engine's books of blocks and requests do not agree."""
@@ -137,6 +139,7 @@ class DecodeWorker:
             device=torch.device(engine.spec.device),
             node_id=description.node_id,
         )
+        self._stuck_links = identity.stuck_links
         self._channels = ChannelPool(token=token, config=self._config.rpc)
         self._dialer = LinkDialer(
             identity,

@@ -6,6 +6,7 @@ The prefill worker is rank 0 and only sends, the decode worker is rank 1 and onl
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,11 @@ from kv_transfer.store import RendezvousStore
 logger = logging.getLogger(__name__)
 
 Channel = MessageChannel | SharedMemoryChannel
+
+
+def _ignore(_link_id: str) -> None:
+    return
+
 
 # First message sizes of a probe set up the transport; the last one is timed.
 _PROBE_BYTES = (1, 1 << 16, 1 << 22)
@@ -38,6 +44,8 @@ class LinkSpec:
     interface: str = ""
     # what the peer may map; of the sending side of a link over shared memory
     shared_pool: SharedPool | None = None
+    # called with the link's id, on any thread, when its abort hangs: only a new process helps
+    on_stuck: Callable[[str], None] = _ignore
 
     @property
     def is_shared_memory(self) -> bool:
@@ -179,6 +187,7 @@ class Link:
             logger.error(
                 "link %s: abort did not return in %.1f s", self.spec.link_id, self.spec.timeout_s
             )
+            self.spec.on_stuck(self.spec.link_id)
 
     def _message_channel(self) -> MessageChannel:
         channel = self._live_channel()

@@ -132,6 +132,7 @@ class LinkAcceptor:
                 device=self._identity.device,
                 interface=self._config.interface,
                 shared_pool=self._identity.shared_pool,
+                on_stuck=self._identity.stuck_links.append,
             ),
             control,
             layout=self._identity.layout,

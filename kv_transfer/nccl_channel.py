@@ -6,6 +6,7 @@ device, each live link has a stream of its own, and our deadline is the only one
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
 _NUM_POOL_STREAMS = 32
 _POLL_S = 0.0002
 # channels a point-to-point kernel may use: enough for 400 Gb/s, about 40 MiB on the receiver
-_MAX_CTAS = 4
+MAX_CTAS = 4
 
 
 class DevicePosting:
@@ -28,7 +29,7 @@ class DevicePosting:
     _instances_lock = threading.Lock()
 
     def __init__(self, device: torch.device) -> None:
-        # held for a moment at each post and abort
+        # held for a moment at each post
         self.lock = threading.Lock()
         # builds wait for their peer, so they must not hold up the posts of live links
         self.build_lock = threading.Lock()
@@ -93,6 +94,9 @@ class NcclChannel:
         self._device = device
         self._peer = 1 - rank
         self._posting = DevicePosting.of(device)
+        # An abort may hang: it must find nobody inside this communicator, and hold up no other.
+        self._lock = threading.Lock()
+        self._is_aborted = False
         prefixed = c10d.PrefixStore(group_name, store)
         with self._posting.build_lock:
             self._slot = self._posting.take_stream_slot()
@@ -104,29 +108,33 @@ class NcclChannel:
 
     def send(self, tensor: torch.Tensor) -> NcclOperation:
         """Post a contiguous device tensor, ordered after the calling thread's stream."""
-        with self._posting.lock:
-            try:
-                return NcclOperation(self._group.send([tensor], self._peer, 0))
-            except RuntimeError as error:
-                raise LinkBrokenError(str(error)) from error
+        return self._post(lambda: self._group.send([tensor], self._peer, 0))
 
     def receive(self, tensor: torch.Tensor) -> NcclOperation:
         """Post a device buffer."""
-        with self._posting.lock:
-            try:
-                return NcclOperation(self._group.recv([tensor], self._peer, 0))
-            except RuntimeError as error:
-                raise LinkBrokenError(str(error)) from error
+        return self._post(lambda: self._group.recv([tensor], self._peer, 0))
 
     def abort(self) -> None:
         """Flag the communicator's kernels to end; the caller bounds how long this may take."""
-        with self._posting.lock:
+        with self._lock:
             self._group.abort()
+            self._is_aborted = True
 
     def close(self) -> None:
-        """Give the stream slot back; the communicator was aborted before."""
-        with self._posting.lock:
-            self._posting.give_stream_slot(self._slot)
+        """Give the stream slot back, unless the abort before this still hangs in the stream."""
+        if self._is_aborted:
+            with self._posting.build_lock:
+                self._posting.give_stream_slot(self._slot)
+
+    def _post(self, post: Callable[[], c10d.Work]) -> NcclOperation:
+        # The link's own lock first: whoever waits behind a hanging abort holds up nobody else.
+        with self._lock, self._posting.lock:
+            if self._is_aborted:
+                raise LinkBrokenError("the link was aborted")
+            try:
+                return NcclOperation(post())
+            except RuntimeError as error:
+                raise LinkBrokenError(str(error)) from error
 
 
 def _options(group_name: str, timeout_s: float) -> "c10d.ProcessGroupNCCL.Options":
@@ -138,7 +146,7 @@ def _options(group_name: str, timeout_s: float) -> "c10d.ProcessGroupNCCL.Option
     # a blocking communicator cannot be aborted while it is being made
     options.config.blocking = 0
     options.config.min_ctas = 1
-    options.config.max_ctas = _MAX_CTAS
+    options.config.max_ctas = MAX_CTAS
     return options
 
 

@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -53,6 +53,8 @@ class LinkIdentity:
     node_id: str = ""
     # the pool as peers on this host may map it; None where they may not
     shared_pool: SharedPool | None = None
+    # links whose abort hangs, by id; a worker that has one must be replaced
+    stuck_links: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +220,7 @@ class PeerLink:
                 timeout_s=settings.config.transfer_timeout_s,
                 device=identity.device,
                 interface=settings.config.interface,
+                on_stuck=identity.stuck_links.append,
             ),
             control,
             layout=identity.layout,

@@ -107,8 +107,10 @@ class PrefillWorker:
         return self._description
 
     def check_health(self) -> None:
-        """RuntimeError when the engine gave up or shows no life."""
+        """RuntimeError when only a new process helps: the engine or a link hangs or gave up."""
         check_pulse(self._engine_loop.heartbeat(), self._engine_loop.failure)
+        if self._stuck_links:
+            raise RuntimeError(f"the abort of link {self._stuck_links[0]} does not return")
 
     async def check_integrity(self) -> None:
         """AssertionError when the engine's books of blocks and requests do not agree."""
@@ -136,6 +138,7 @@ class PrefillWorker:
             node_id=description.node_id,
             shared_pool=shared_pool_of(engine),
         )
+        self._stuck_links = identity.stuck_links
         self._engine_loop = EngineLoop(engine, on_step=self._on_step)
         self._grammars = GrammarLibrary(
             partial(
