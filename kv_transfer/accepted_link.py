@@ -8,6 +8,7 @@ from kv_transfer.backend_choice import BackendChoice
 from kv_transfer.control import FetchOrder, FetchReply, WorkerRef
 from kv_transfer.link import Link
 from kv_transfer.live_link import LiveLink
+from kv_transfer.moved_range import MovedRange
 from kv_transfer.tickets import TicketCheck, TicketGate
 
 
@@ -26,7 +27,7 @@ class AcceptedLink:
         self.generation = generation
         self._gate = TicketGate()
         self._last_reply: asyncio.Future[FetchReply] | None = None
-        self._readings: set[asyncio.Future[int]] = set()
+        self._readings: set[asyncio.Future[MovedRange]] = set()
 
     @property
     def is_usable(self) -> bool:
@@ -41,8 +42,11 @@ class AcceptedLink:
         return check
 
     def grant(
-        self, order: FetchOrder, job: Callable[[Link], int], reply: "asyncio.Future[FetchReply]"
-    ) -> "asyncio.Future[int]":
+        self,
+        order: FetchOrder,
+        job: Callable[[Link], MovedRange],
+        reply: "asyncio.Future[FetchReply]",
+    ) -> "asyncio.Future[MovedRange]":
         """Use the ticket and post the operation; returns what it will have sent.
 
         The future is done when nothing reads the blocks any more, here or at the peer.
@@ -67,7 +71,7 @@ class AcceptedLink:
         assert self._last_reply is not None, "nothing was granted yet"
         return await asyncio.shield(self._last_reply)
 
-    async def _until_unread(self, posted: "asyncio.Future[int]") -> int:
+    async def _until_unread(self, posted: "asyncio.Future[MovedRange]") -> MovedRange:
         try:
             return await posted
         except Exception:

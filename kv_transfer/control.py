@@ -198,7 +198,7 @@ class TransferControl(Protocol):
     def watch(
         self, transfer_id: int, *, epoch: int, decode_worker: WorkerRef
     ) -> AsyncIterator[TransferMessage]:
-        """Open the Transfer stream, an async generator; it is the lease's heartbeat until `aclose`.
+        """Open the Transfer stream, an async generator; opening it renews the lease.
 
         Raises ControlClosedError when it breaks, TransferNotFoundError when the peer knows no such
         transfer.

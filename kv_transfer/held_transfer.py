@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from kv_transfer.control import ChunkDigest
+from kv_transfer.moved_range import MovedRange
 from kv_transfer.sender_state import SenderTransfer
 
 
@@ -14,9 +15,13 @@ class HeldTransfer:
     """One open hand-over: its machine, its blocks and whoever waits for news of it."""
 
     def __init__(
-        self, machine: SenderTransfer, on_release: Callable[[Sequence[int]], None]
+        self,
+        machine: SenderTransfer,
+        on_release: Callable[[Sequence[int]], None],
+        on_sent: Callable[[MovedRange], None],
     ) -> None:
         self.machine = machine
+        self.on_sent = on_sent
         # blocks of tokens [0, num_offered) at least
         self.block_ids: list[int] = []
         # digests of the ranges granted so far, in ticket order

@@ -59,6 +59,11 @@ class KVLayout:
         """Blocks that hold tokens [0, num_tokens)."""
         return -(-num_tokens // self.block_size)
 
+    def blocks_of(self, token_start: int, token_end: int) -> int:
+        """Blocks that hold a part of [token_start, token_end)."""
+        first, end = block_range(token_start, token_end, self.block_size)
+        return end - first
+
 
 def incompatibility(ours: KVLayout, theirs: KVLayout) -> str | None:
     """Say why two pools can never exchange KV, or None. Block sizes may differ."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from kv_transfer.control import Commit
 from kv_transfer.dialed_link import DialedLink
+from kv_transfer.moved_range import MovedRange
 
 
 class Reservation(Protocol):
@@ -44,3 +45,5 @@ class Received:
     # from the commit to the last range's arrival
     tail_s: float
     num_cached_tokens: int
+    # in the order of their arrival
+    ranges: tuple[MovedRange, ...] = ()

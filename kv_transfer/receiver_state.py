@@ -52,7 +52,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Open the Transfer stream again."""
+    """Open the Transfer stream anew: the one before broke, or the lease has to be renewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ class ReceiverLimits:
     deadline: float
     # how long a broken watch may be retried before COMMIT
     control_timeout_s: float
+    # pause between two signs of life after COMMIT, well below the peer's lease
+    renew_s: float
 
 
 class ReceiverTransfer:
@@ -108,6 +110,7 @@ class ReceiverTransfer:
         self._retry_at = 0.0
         self._watch_at: float | None = None
         self._watch_deadline: float | None = None
+        self._renew_at: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -122,6 +125,8 @@ class ReceiverTransfer:
             times.append(self._watch_at)
         if self._watch_deadline is not None:
             times.append(self._watch_deadline)
+        if self._renew_at is not None:
+            times.append(self._renew_at)
         if self._retry_at:
             times.append(self._retry_at)
         return min(times)
@@ -198,8 +203,10 @@ class ReceiverTransfer:
         if self._watch_deadline is not None and now >= self._watch_deadline:
             return self._fail(FailureReason.CONTROL_LOST)
         actions: list[Action] = []
-        if self._watch_at is not None and now >= self._watch_at:
+        if any(at is not None and now >= at for at in (self._watch_at, self._renew_at)):
             self._watch_at = None
+            if self._renew_at is not None:
+                self._renew_at = now + self._limits.renew_s
             actions.append(Watch())
         if self._retry_at and now >= self._retry_at:
             actions += self._go_on(now)
@@ -211,6 +218,7 @@ class ReceiverTransfer:
         if commit.num_tokens != self._limits.num_tokens or not commit.choices:
             return self._fail(FailureReason.INVALID_COMMIT)
         self.commit = commit
+        self._renew_at = now + self._limits.renew_s
         self._num_offered = self._limits.num_tokens
         if all(choice.finish_reason for choice in commit.choices):
             # nothing will be decoded, so nothing needs to travel

@@ -36,6 +36,7 @@ from kv_transfer.digest import range_digest
 from kv_transfer.faulty_range import ask_fault_plan
 from kv_transfer.layout import KVLayout
 from kv_transfer.link import Link
+from kv_transfer.moved_range import MovedRange
 from kv_transfer.receive_order import Received, ReceiveOrder, Reservation
 from kv_transfer.receiver_state import (
     Action,
@@ -53,6 +54,9 @@ Event = Callable[[float], list[Action]]
 
 # Bounds one operation, so that requests take turns on a link and a deadline means something.
 _MAX_BYTES_PER_FETCH = 32 << 20
+
+# One sign of life may be lost, and one more.
+_RENEWALS_PER_LEASE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +94,16 @@ class Reception:
                 max_tokens_per_fetch=blocks_per_fetch * layout.block_size,
                 deadline=self._now() + order.timeout_s,
                 control_timeout_s=config.transfer_timeout_s,
+                renew_s=config.lease_s / _RENEWALS_PER_LEASE,
             )
         )
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._reservation: Reservation | None = None
         self._writing = threading.Lock()
         self._may_write = True
-        self._num_bytes = 0
+        self._ranges: list[MovedRange] = []
         self._transfer_s = 0.0
         self._committed_at: float | None = None
 
@@ -105,7 +111,7 @@ class Reception:
         """Run to the end; TransferFailedError when the KV did not come."""
         ended = self._order.link.live.ended
         ended.add_done_callback(self._link_ended)
-        self._start(self._watch())
+        self._open_watch()
         try:
             while True:
                 for action in await self._next_actions():
@@ -137,14 +143,20 @@ class Reception:
         if isinstance(action, Fetch):
             self._start(self._fetch(action))
         elif isinstance(action, Watch):
-            self._start(self._watch())
+            self._open_watch()
         elif isinstance(action, Reserve):
             self._start(self._take_blocks())
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _open_watch(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = self._start(self._watch())
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+        return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -194,19 +206,33 @@ class Reception:
             receive=functools.partial(self._receive, fetch),
             is_wanted=lambda: not machine.is_over,
         )
+        asked_at = self._now()
         try:
             outcome = await order.link.fetch(request, self._control)
+            granted_at = self._now()
             verdict = outcome.reply.verdict
             self._inbox.put_nowait(lambda now: machine.fetch_replied(fetch, verdict, now))
             if outcome.arrival is None:
                 return
             # the operation runs on, wanted or not
-            self._num_bytes += await asyncio.shield(outcome.arrival)
+            num_bytes = await asyncio.shield(outcome.arrival)
         except Exception as error:  # noqa: BLE001
             # whatever an operation raises ends its link, which may not know of it yet
             order.link.live.fail(str(error) or type(error).__name__)
             self._put_failure(order.link.live.failure)
             return
+        self._ranges.append(
+            MovedRange(
+                token_start=fetch.token_start,
+                token_end=fetch.token_end,
+                backend=order.link.live.spec.backend,
+                num_bytes=num_bytes,
+                num_blocks=self._settings.layout.blocks_of(fetch.token_start, fetch.token_end),
+                ticket_wait_s=granted_at - asked_at,
+                started_at=granted_at,
+                ended_at=self._now(),
+            )
+        )
         digest = await self._digest(fetch) if with_digest else b""
         if digest != outcome.reply.digest:
             self._put_failure(FailureReason.DIGEST_MISMATCH)
@@ -252,10 +278,11 @@ class Reception:
         reservation = self._reservation
         return Received(
             commit=commit,
-            num_bytes=self._num_bytes,
+            num_bytes=sum(each.num_bytes for each in self._ranges),
             transfer_s=self._transfer_s,
             tail_s=self._now() - self._committed_at,
             num_cached_tokens=reservation.num_cached_tokens if reservation else 0,
+            ranges=tuple(self._ranges),
         )
 
 

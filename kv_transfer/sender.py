@@ -2,7 +2,7 @@
 
     open --> offer ... --> commit             by the worker, as the engine computes
                |              |
-    watch <----+--------------+               one stream per decode worker; open = heartbeat
+    watch <----+--------------+               a stream; opening it renews the lease
     fetch --> verdict, send on the link       each GRANTED is posted once, in ticket order
     release | cancel | lease or hold over --> blocks back, after the last granted send
 
@@ -38,6 +38,7 @@ from kv_transfer.faulty_range import ask_fault_plan
 from kv_transfer.held_transfer import HeldTransfer, TransferTable
 from kv_transfer.layout import KVLayout, block_range
 from kv_transfer.link import Link
+from kv_transfer.moved_range import MovedRange
 from kv_transfer.sender_state import EndCause, SenderOrder, SenderState, SenderTransfer
 from kv_transfer.staging import RangeOrder
 from kv_transfer.tickets import TicketCheck
@@ -78,16 +79,22 @@ class KVSender:
         """Transfers whose blocks are held now."""
         return len(self._table)
 
-    def open(self, order: SenderOrder, on_release: Callable[[Sequence[int]], None]) -> None:
+    def open(
+        self,
+        order: SenderOrder,
+        on_release: Callable[[Sequence[int]], None],
+        on_sent: Callable[[MovedRange], None] = lambda _: None,
+    ) -> None:
         """Promise a request's KV to a decode worker.
 
         `on_release` may come while the prompt is still being computed: then nobody wants it. It is
-        given the blocks that must not be reused before `end_quarantine`.
+        given the blocks that must not be reused before `end_quarantine`. `on_sent` comes once for
+        each range, as a rule before it.
         """
         if self._table.get(order.transfer_id) is not None:
             raise ValueError(f"Got {order.transfer_id = } but expected one that is not open")
         machine = SenderTransfer(order, lease_s=self._config.lease_s, now=self._now())
-        held = HeldTransfer(machine, on_release)
+        held = HeldTransfer(machine, on_release, on_sent)
         was_cancelled = self._table.has_ended(order.transfer_id)
         self._table.add(order.transfer_id, held)
         if was_cancelled:
@@ -123,7 +130,7 @@ class KVSender:
         """Yield offers, then the commit, then stay open until the transfer ends.
 
         TransferNotFoundError when the id does not appear in time, or ended, or belongs to another
-        attempt. The open generator is the lease's heartbeat: close it when the caller is gone.
+        attempt. Opening it renews the lease: a decode worker that lives does so again and again.
         """
         held = await self._table.find(transfer_id, timeout_s=self._config.transfer_timeout_s)
         if held is None:
@@ -132,14 +139,14 @@ class KVSender:
             self.counters.fenced_messages += 1
             raise TransferNotFoundError(f"transfer {transfer_id} belongs to another attempt")
         news = held.subscribe()
-        held.machine.watch_opened()
+        held.machine.renew(self._now())
         self._settle(held)
         try:
             async for message in self._follow(held, news):
                 yield message
         finally:
             held.unsubscribe(news)
-            held.machine.watch_closed(self._now())
+            held.machine.renew(self._now())
             self._settle(held)
 
     async def fetch(self, order: FetchOrder) -> FetchReply:
@@ -219,6 +226,9 @@ class KVSender:
             return FetchVerdict.GONE
         if not held.machine.is_addressed_by(order.epoch, order.decode_worker):
             self.counters.fenced_messages += 1
+        else:
+            held.machine.renew(self._now())
+            self._settle(held)
         if not held.is_computed():
             return FetchVerdict.NOT_YET
         return held.machine.fetch(order)
@@ -231,7 +241,9 @@ class KVSender:
         reply = loop.create_task(self._reply(held, order, block_ids))
         self._replies.add(reply)
         reply.add_done_callback(self._replies.discard)
-        send = functools.partial(self._send, link, held.machine.order, order, block_ids)
+        send = functools.partial(
+            self._send, link, held.machine.order, order, block_ids, self._now()
+        )
         lent: list[int] = []
         if link.is_read_by_peer:
             first, end = block_range(order.token_start, order.token_end, self._layout.block_size)
@@ -257,11 +269,13 @@ class KVSender:
         transfer: SenderOrder,
         order: FetchOrder,
         block_ids: Sequence[int],
+        granted_at: float,
         link: Link,
-    ) -> int:
+    ) -> MovedRange:
         # on the link's thread
+        started_at = self._now()
         spoil = ask_fault_plan("kv_send", link, request_label=transfer.request_label)
-        return accepted.live.staging(self._pool).send_range(
+        num_bytes = accepted.live.staging(self._pool).send_range(
             link,
             RangeOrder(
                 block_ids=block_ids,
@@ -271,12 +285,23 @@ class KVSender:
             ),
             alter=spoil,
         )
+        return MovedRange(
+            token_start=order.token_start,
+            token_end=order.token_end,
+            backend=link.spec.backend,
+            num_bytes=num_bytes,
+            num_blocks=self._layout.blocks_of(order.token_start, order.token_end),
+            ticket_wait_s=started_at - granted_at,
+            started_at=started_at,
+            ended_at=self._now(),
+        )
 
     def _operation_ended(
-        self, held: HeldTransfer, lent: list[int], sent: "asyncio.Future[int]"
+        self, held: HeldTransfer, lent: list[int], sent: "asyncio.Future[MovedRange]"
     ) -> None:
         if not sent.cancelled() and sent.exception() is None:
-            self.counters.num_bytes += sent.result()
+            self.counters.num_bytes += sent.result().num_bytes
+            held.on_sent(sent.result())
         held.machine.operation_ended()
         if lent:
             held.lent.remove(lent)

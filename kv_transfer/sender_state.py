@@ -61,10 +61,9 @@ class SenderTransfer:
         self.cause: EndCause | None = None
         self.num_granted = 0
         self._lease_s = lease_s
-        self._num_watchers = 0
         self._hold_deadline = now + order.hold_s
-        # the lease runs from here whenever nobody watches
-        self._unwatched_since = now
+        # the last sign of life of the decode worker, or the commit: the lease runs from here
+        self._renewed_at = now
 
     @property
     def is_open(self) -> bool:
@@ -74,8 +73,8 @@ class SenderTransfer:
     @property
     def deadline(self) -> float:
         """When `tick` is due, if nothing else happens before."""
-        if self.state is SenderState.COMMITTED and not self._num_watchers:
-            return min(self._hold_deadline, self._unwatched_since + self._lease_s)
+        if self.state is SenderState.COMMITTED:
+            return min(self._hold_deadline, self._renewed_at + self._lease_s)
         return self._hold_deadline
 
     def is_addressed_by(self, epoch: int, decode_worker: WorkerRef) -> bool:
@@ -96,17 +95,15 @@ class SenderTransfer:
         self.commit = commit
         self.num_offered = self.order.num_tokens
         self.state = SenderState.COMMITTED
-        self._unwatched_since = now
+        self._renewed_at = now
         return True
 
-    def watch_opened(self) -> None:
-        """The decode side follows: its stream is the lease's heartbeat."""
-        self._num_watchers += 1
+    def renew(self, now: float) -> None:
+        """Hear from the decode worker: it opened or closed a stream, or asked for a range.
 
-    def watch_closed(self, now: float) -> None:
-        """A stream broke or ended."""
-        self._num_watchers -= 1
-        self._unwatched_since = max(self._unwatched_since, now)
+        A stream that is merely open proves nothing: the kernel of a frozen process keeps it open.
+        """
+        self._renewed_at = max(self._renewed_at, now)
 
     def fetch(self, order: FetchOrder) -> FetchVerdict:
         """Decide about one range; GRANTED counts as a running operation until `operation_ended`."""

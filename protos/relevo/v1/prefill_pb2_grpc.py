@@ -81,7 +81,7 @@ class PrefillServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Transfer(self, request, context):
-        """/ Follows the KV of one prefill as it becomes ready; the open stream is the lease's heartbeat.
+        """/ Follows the KV of one prefill as it becomes ready; opening the stream renews the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -206,18 +206,31 @@ async def test_lease_runs_out_without_a_follower(pair: Pair) -> None:
     assert pair.sender.counters.leases_expired == 1
 
 
-async def test_an_open_watch_keeps_the_lease(pair: Pair) -> None:
+async def test_a_decode_worker_that_waits_for_room_keeps_the_lease(pair: Pair) -> None:
+    pair.open(1, 4)
+    pair.sender.offer(1, 4, [0])
+    pair.sender.commit(1, commit_of(4))
+
+    async def reserve():
+        await asyncio.sleep(0.8)  # longer than the lease
+        return Reservation([1, 2])
+
+    order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=4)
+    received = await pair.receiver.receive(order, pair.control, reserve)
+    assert received.commit.choices[0].token_id == 7
+    assert pair.sender.counters.leases_expired == 0
+
+
+async def test_a_stream_that_is_merely_open_does_not_keep_the_lease(pair: Pair) -> None:
+    """As that of a frozen decode worker."""
     pair.open(1, 4)
     stream = pair.sender.watch(1, epoch=1, decode_worker=DECODE)
     pair.sender.offer(1, 4, [0])
     pair.sender.commit(1, commit_of(4))
     assert isinstance(await anext(stream), Commit)
-    waiting = asyncio.create_task(anext(stream, None))
-    await asyncio.sleep(0.7)
-    assert pair.given_back == []
-    pair.sender.release(1, epoch=1)
-    assert await waiting is None
+    assert await asyncio.wait_for(anext(stream, None), 0.7) is None
     assert pair.given_back == [1]
+    assert pair.sender.counters.leases_expired == 1
 
 
 async def test_old_epochs_and_other_workers_change_nothing(pair: Pair) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
+from kv_transfer.moved_range import MovedRange
 
 from engine.engine_thread import EngineFailedError
 from engine.load import StepOutput
@@ -30,7 +31,12 @@ class FakeSender:
         self.calls: list[tuple[str, object]] = []
         self.on_release: Callable[[Sequence[int]], None] = lambda still_read: None
 
-    def open(self, order: SenderOrder, on_release: Callable[[Sequence[int]], None]) -> None:
+    def open(
+        self,
+        order: SenderOrder,
+        on_release: Callable[[Sequence[int]], None],
+        on_sent: Callable[[MovedRange], None],
+    ) -> None:
         self.calls.append(("open", order.transfer_id))
         self.on_release = on_release
 
@@ -64,6 +70,7 @@ class Bench:
             tables=self.tables,
             sender=self.sender,
             admission=self.admission,
+            worker_id="prefill-0",
         )
 
     def prefill(self, *, transfer_id: int = 1) -> "asyncio.Task[list[RequestOutput]]":
@@ -155,8 +162,12 @@ async def test_a_transfer_released_before_the_engine_knew_the_request_leaves_not
     bench.engine_loop.on_submit = lambda request_id: bench.engine_loop.aborted.clear()
     opened = bench.sender.open
 
-    def open_and_release(order: SenderOrder, on_release: Callable[[Sequence[int]], None]) -> None:
-        opened(order, on_release)
+    def open_and_release(
+        order: SenderOrder,
+        on_release: Callable[[Sequence[int]], None],
+        on_sent: Callable[[MovedRange], None],
+    ) -> None:
+        opened(order, on_release, on_sent)
         on_release(())
 
     bench.sender.open = open_and_release
