@@ -119,7 +119,12 @@ class Decoding:
     ) -> AsyncGenerator[Admitted | Arrived | RequestOutput]:
         """Stream what happens to one request, its tokens above all."""
         request = order.request
-        trace = DecodeTrace(request, order.transfer_id)
+        trace = DecodeTrace(
+            request,
+            order.transfer_id,
+            worker_id=self._metrics.worker_id,
+            prefill_worker_id=order.prefill_worker.worker_id if order.prefill_worker else "",
+        )
         # Another attempt of the same request may still be on its way out here.
         request.request_id = f"{request.request_id}/{next(self._attempts)}"
         await fault_point_async("admission", request_label=request.request_label)
@@ -171,7 +176,7 @@ class Decoding:
         self, order: DecodeOrder, running: RunningRequest
     ) -> AsyncGenerator[Arrived | RequestOutput]:
         request, num_tokens = order.request, order.request.num_tokens
-        received = await self._receive(order, running.leg)
+        received = await self._receive(order, running)
         if received is None:
             yield make_output(request, finish_reason=FinishReason.MIGRATE)
             return
@@ -219,9 +224,9 @@ class Decoding:
         finally:
             stream.close()
 
-    async def _receive(self, order: DecodeOrder, leg: Leg) -> Received | None:
+    async def _receive(self, order: DecodeOrder, running: RunningRequest) -> Received | None:
         """Take the KV over; None when the worker drains and the request shall migrate."""
-        peer = order.prefill_worker
+        leg, peer = running.leg, order.prefill_worker
         assert peer is not None
         link = self._dialer.link_for(peer.worker_id, peer.incarnation)
         if link is None:
@@ -246,6 +251,7 @@ class Decoding:
                 return None
             raise
         except TransferFailedError as error:
+            running.trace.lost(error.reason)
             raise TransferLostError(str(error)) from error
 
     async def _checked(

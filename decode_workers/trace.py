@@ -5,12 +5,15 @@ import time
 from engine.request import Request, RequestOutput, RequestTimings
 from kv_transfer.receiver import Received
 from telemetry import attributes, tracing
+from telemetry.kv_spans import record_hand_over
 
 
 class DecodeTrace:
     """Remembers the caller's trace context and what there is to tell at the end."""
 
-    def __init__(self, request: Request, transfer_id: int) -> None:
+    def __init__(
+        self, request: Request, transfer_id: int, *, worker_id: str, prefill_worker_id: str
+    ) -> None:
         self._started_ns = time.time_ns()
         self._arrived_ns: int | None = None
         self._timings = RequestTimings()
@@ -19,22 +22,31 @@ class DecodeTrace:
             {
                 attributes.RELEVO_REQUEST_ID: request.request_id,
                 attributes.RELEVO_TRANSFER_ID: str(transfer_id),
+                attributes.RELEVO_DECODE_WORKER: worker_id,
+                attributes.RELEVO_PREFILL_WORKER: prefill_worker_id,
             }
         )
 
     def received(self, received: Received) -> None:
         """All KV is here."""
         self._arrived_ns = now = time.time_ns()
-        self._spans.record(
-            attributes.SPAN_KV_RECEIVE,
-            start_ns=now - round(received.transfer_s * 1e9),
-            duration_s=received.transfer_s,
-            more={attributes.RELEVO_KV_BYTES: received.num_bytes},
+        record_hand_over(
+            self._spans, attributes.SPAN_KV_RECEIVE, received.ranges, start_ns=self._started_ns
         )
         self._spans.record(
             attributes.SPAN_TRANSFER_TAIL,
             start_ns=now - round(received.tail_s * 1e9),
             duration_s=received.tail_s,
+        )
+
+    def lost(self, reason: str) -> None:
+        """The KV did not come."""
+        record_hand_over(
+            self._spans,
+            attributes.SPAN_KV_RECEIVE,
+            (),
+            start_ns=self._started_ns,
+            more={attributes.ERROR_TYPE: reason},
         )
 
     def token(self, output: RequestOutput) -> None:

@@ -106,7 +106,9 @@ class HandOver:
         tables: BlockTables,
         sender: KVSender,
         admission: Admission,
+        worker_id: str,
     ) -> None:
+        self._worker_id = worker_id
         self._engine_loop = engine_loop
         self._tables = tables
         self._sender = sender
@@ -116,7 +118,13 @@ class HandOver:
     async def prefill(self, order: PrefillOrder) -> AsyncGenerator[RequestOutput]:
         """Stream the progress of one prompt, then its first token or MIGRATE."""
         request = order.request
-        held = HeldRequest(request, PrefillTrace(request, order.transfer_id))
+        trace = PrefillTrace(
+            request,
+            order.transfer_id,
+            worker_id=self._worker_id,
+            decode_worker_id=order.decode_worker.worker_id,
+        )
+        held = HeldRequest(request, trace)
         # Another attempt of the same request may still be held here.
         request.request_id = f"{request.request_id}/{next(self._attempts)}"
         await fault_point_async("admission", request_label=request.request_label)
@@ -133,6 +141,7 @@ class HandOver:
                     request_label=request.request_label,
                 ),
                 partial(self._let_go, held),
+                trace.sent,
             )
             is_over = False
             try:

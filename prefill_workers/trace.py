@@ -3,20 +3,27 @@
 import time
 
 from engine.request import Request, RequestOutput, RequestTimings
+from kv_transfer.moved_range import MovedRange
 from telemetry import attributes, tracing
+from telemetry.kv_spans import record_hand_over
 
 
 class PrefillTrace:
     """Remembers the caller's trace context; its stream may end long before the KV is released."""
 
-    def __init__(self, request: Request, transfer_id: int) -> None:
+    def __init__(
+        self, request: Request, transfer_id: int, *, worker_id: str, decode_worker_id: str
+    ) -> None:
         self._arrived_ns = time.time_ns()
+        self._ranges: list[MovedRange] = []
         self._offered_ns: int | None = None
         self._spans = tracing.SpanRecorder(
             {
                 attributes.RELEVO_REQUEST_ID: request.request_id,
                 attributes.RELEVO_TRANSFER_ID: str(transfer_id),
                 attributes.RELEVO_KV_TOKENS: request.num_tokens,
+                attributes.RELEVO_PREFILL_WORKER: worker_id,
+                attributes.RELEVO_DECODE_WORKER: decode_worker_id,
             }
         )
 
@@ -53,11 +60,16 @@ class PrefillTrace:
             more={attributes.ERROR_TYPE: error.partition(":")[0]},
         )
 
+    def sent(self, moved: MovedRange) -> None:
+        """A range has left."""
+        self._ranges.append(moved)
+
     def released(self) -> None:
         """The KV is not needed any more."""
         if self._offered_ns is not None:
-            self._spans.record(
+            record_hand_over(
+                self._spans,
                 attributes.SPAN_KV_SEND,
+                self._ranges,
                 start_ns=self._offered_ns,
-                duration_s=(time.time_ns() - self._offered_ns) / 1e9,
             )

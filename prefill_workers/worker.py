@@ -178,6 +178,7 @@ class PrefillWorker:
             tables=self._tables,
             sender=self._sender,
             admission=self._admission,
+            worker_id=description.worker_id,
         )
 
     async def _start_engine(self) -> None:

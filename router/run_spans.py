@@ -43,7 +43,7 @@ def attempt_attributes(plan: AttemptPlan) -> SpanAttributes:
     return {
         attributes.RELEVO_REQUEST_ID: plan.request.request_id,
         attributes.RELEVO_EPOCH: plan.epoch,
-        attributes.RELEVO_TRANSFER_ID: plan.transfer_id,
+        attributes.RELEVO_TRANSFER_ID: str(plan.transfer_id),
         attributes.RELEVO_DECODE_WORKER: plan.decode.key.worker_id,
         attributes.RELEVO_PREFILL_WORKER: plan.prefill.key.worker_id if plan.prefill else "",
     }

@@ -18,6 +18,7 @@ class WorkerMetrics:
     def __init__(self, *, pool: str, worker_id: str, wrap_sink: WrapSink | None = None) -> None:
         self._sink = PrometheusSink()
         sink = wrap_sink(self._sink) if wrap_sink else self._sink
+        self.worker_id = worker_id
         self._metrics = Metrics(sink, labels={"pool": pool, "worker": worker_id})
         self._totals: dict[tuple[str, str], float] = {}
 

@@ -132,13 +132,16 @@ class SpanRecorder:
         start_ns: int,
         duration_s: float,
         more: Mapping[str, AttributeValue] | None = None,
-    ) -> None:
-        """Write one down, with `more` facts of its own."""
-        record_span(
+        parent: Context | None = None,
+    ) -> Context:
+        """Write one down, with `more` facts of its own; return the context in which it is the
+        parent.
+        """
+        return record_span(
             name,
             start_ns=start_ns,
             duration_s=duration_s,
-            parent=self._parent,
+            parent=self._parent if parent is None else parent,
             attributes={**self._facts, **(more or {})},
         )
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
-from kv_transfer.moved_range import MovedRange
 
 from engine.engine_thread import EngineFailedError
 from engine.load import StepOutput
 from engine.request import FinishReason, Request, RequestOutput
 from engine.sampling.params import SamplingParams
 from kv_transfer.control import Commit, WorkerRef
+from kv_transfer.moved_range import MovedRange
 from kv_transfer.sender_state import SenderOrder
 from prefill_workers.hand_over import BlockTables, HandOver, PrefillOrder
 from rpc.admission import Admission
