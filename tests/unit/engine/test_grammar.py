@@ -23,6 +23,7 @@ from tests.unit.engine.conftest import (
     make_request,
     random_prompt,
     run,
+    tokens_by_choice,
     tokens_by_request,
 )
 
@@ -163,10 +164,22 @@ def test_handed_over(
         for source, target in zip(prefill.blocks_of(name), reservation.block_ids, strict=False):
             decode.kv_cache.tensor[target] = prefill.kv_cache.tensor[source]
         prefill.release(name)
-        decode.activate(name, tokens[name][0])
+        decode.activate(name, {0: tokens[name][0]})
     for name, rest in tokens_by_request(run(decode)).items():
         tokens[name] += rest
     assert tokens == truth
+
+
+def test_each_of_several_choices_has_its_own_way(
+    make_engine: Callable[..., Engine], compiled: Compiled
+):
+    engine = make_engine(num_kv_blocks=128)
+    engine.add_request(grammar_request("person", compiled, num_choices=3))
+    together = tokens_by_choice(run(engine), "person")
+    assert len({tuple(tokens) for tokens in together.values()}) == 3
+    for choice_index, tokens in together.items():
+        engine.add_request(grammar_request("person", compiled, choice_index=choice_index))
+        assert tokens_by_choice(run(engine), "person") == {choice_index: tokens}
 
 
 def test_neighbours_without_a_grammar_are_as_they_would_be_alone(
