@@ -1,6 +1,7 @@
 """The router over real worker processes with a tiny model: nothing is lost when they die."""
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from relevo.v1 import common_pb2
+from tokenizers import Tokenizer
 
 from router.config import RouterConfig
 from router.discovery import StaticDiscovery
@@ -69,9 +71,20 @@ async def until(is_true: object, timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.02)
 
 
-def generate(router: Router, *, num_tokens: int = NUM_TOKENS, seed: int = 0) -> Generation:
+def generate(
+    router: Router,
+    *,
+    num_tokens: int = NUM_TOKENS,
+    seed: int = 0,
+    grammar: common_pb2.Grammar | None = None,
+) -> Generation:
     params = common_pb2.SamplingParams(
-        max_tokens=num_tokens, ignore_eos=True, temperature=1.0, top_p=1.0, seed=seed
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        temperature=1.0,
+        top_p=1.0,
+        seed=seed,
+        grammar=grammar,
     )
     return router.generate(
         RoutedRequest(
@@ -118,13 +131,26 @@ async def test_every_way_gives_the_same_tokens(processes: ClusterProcesses) -> N
     assert len(outputs["never"]) == NUM_TOKENS
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+# Longer than any answer here, so that its end never comes.
+WORDS = common_pb2.Grammar(kind=common_pb2.Grammar.KIND_REGEX, text="([a-z]{3,9}-){200}")
+
+
+@pytest.mark.parametrize(
+    ("number", "grammar"),
+    [(signal.SIGKILL, None), (signal.SIGSTOP, None), (signal.SIGKILL, WORDS)],
+    ids=["killed", "frozen", "killed with a grammar"],
+)
 async def test_a_decode_worker_that_dies_or_freezes_costs_no_token(
-    processes: ClusterProcesses, number: signal.Signals
+    processes: ClusterProcesses, number: signal.Signals, grammar: common_pb2.Grammar | None
 ) -> None:
     async with routed(processes) as router:
-        expected = await collect(generate(router, seed=5))
-        generation = generate(router, seed=5)
+        expected = await collect(generate(router, seed=5, grammar=grammar))
+        if grammar is not None:
+            text = Tokenizer.from_file(str(processes.model_path / "tokenizer.json")).decode(
+                expected
+            )
+            assert re.fullmatch("([a-z]{3,9}-)+[a-z]{0,9}", text)
+        generation = generate(router, seed=5, grammar=grammar)
         tokens = await first_tokens(generation, 10)
         victim = holder(processes, generation.report.decode_worker_id)
         victim.signal(number)
