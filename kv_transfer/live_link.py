@@ -97,7 +97,7 @@ class LiveLink:
 
     def run(self, job: Callable[[Link], T]) -> "asyncio.Future[T]":
         """Queue a job on the link's thread; when it raises, the link ends."""
-        future = self._thread.submit(functools.partial(job, self._link))
+        future = self._thread.submit(functools.partial(self._run_or_abort, job))
         future.add_done_callback(self._note_outcome)
         return future
 
@@ -172,6 +172,15 @@ class LiveLink:
                 await self._link.wait_unread()
         finally:
             self.unread.set_result(None)
+
+    def _run_or_abort(self, job: Callable[[Link], T]) -> T:
+        try:
+            return job(self._link)
+        except BaseException as error:
+            # now, not when the loop hears of it: the job behind this one would post its operation
+            # where the peer has posted this one's
+            self._link.abort(str(error) or type(error).__name__)
+            raise
 
     def _post_entry(self, key: str, value: bytes) -> None:
         # called on the link's thread

@@ -21,7 +21,6 @@ import torch
 from kv_transfer.accepted_link import AcceptedLink, LinkSource
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
-    ChunkDigest,
     Commit,
     FetchOrder,
     FetchReply,
@@ -33,14 +32,11 @@ from kv_transfer.control import (
     WorkerRef,
 )
 from kv_transfer.counters import TransferCounters
-from kv_transfer.digest import range_digest
-from kv_transfer.faulty_range import ask_fault_plan
 from kv_transfer.held_transfer import HeldTransfer, TransferTable
 from kv_transfer.layout import KVLayout, block_range
-from kv_transfer.link import Link
 from kv_transfer.moved_range import MovedRange
+from kv_transfer.range_sender import RangeSender
 from kv_transfer.sender_state import EndCause, SenderOrder, SenderState, SenderTransfer
-from kv_transfer.staging import RangeOrder
 from kv_transfer.tickets import TicketCheck
 
 logger = logging.getLogger(__name__)
@@ -71,7 +67,7 @@ class KVSender:
         self._end_quarantine = end_quarantine
         self._now = now
         self._table = TransferTable(remember_s=config.transfer_timeout_s, now=now)
-        self._replies: set[asyncio.Task[FetchReply]] = set()
+        self._ranges = RangeSender(kv_cache_tensor, layout=layout, config=config, now=now)
         self.counters = TransferCounters()
 
     @property
@@ -201,7 +197,7 @@ class KVSender:
         for held in self._table:
             held.machine.end(EndCause.CANCELLED)
             self._settle(held)
-        await asyncio.gather(*self._replies, return_exceptions=True)
+        await self._ranges.close()
 
     async def _follow(
         self, held: HeldTransfer, news: asyncio.Event
@@ -236,65 +232,14 @@ class KVSender:
     def _grant(
         self, held: HeldTransfer, link: AcceptedLink, order: FetchOrder
     ) -> "asyncio.Task[FetchReply]":
-        loop = asyncio.get_running_loop()
-        block_ids = list(held.block_ids)
-        reply = loop.create_task(self._reply(held, order, block_ids))
-        self._replies.add(reply)
-        reply.add_done_callback(self._replies.discard)
-        send = functools.partial(
-            self._send, link, held.machine.order, order, block_ids, self._now()
-        )
         lent: list[int] = []
         if link.is_read_by_peer:
             first, end = block_range(order.token_start, order.token_end, self._layout.block_size)
-            lent = block_ids[first:end]
+            lent = held.block_ids[first:end]
             held.lent.append(lent)
-        sent = link.grant(order, send, reply)
-        sent.add_done_callback(functools.partial(self._operation_ended, held, lent))
-        return reply
-
-    async def _reply(
-        self, held: HeldTransfer, order: FetchOrder, block_ids: Sequence[int]
-    ) -> FetchReply:
-        if not order.with_digest:
-            return FetchReply(FetchVerdict.GRANTED)
-        start, end = order.token_start, order.token_end
-        digest = await asyncio.to_thread(range_digest, self._pool, block_ids, start, end)
-        held.digests.append(ChunkDigest(token_start=start, token_end=end, digest=digest))
-        return FetchReply(FetchVerdict.GRANTED, digest)
-
-    def _send(
-        self,
-        accepted: AcceptedLink,
-        transfer: SenderOrder,
-        order: FetchOrder,
-        block_ids: Sequence[int],
-        granted_at: float,
-        link: Link,
-    ) -> MovedRange:
-        # on the link's thread
-        started_at = self._now()
-        spoil = ask_fault_plan("kv_send", link, request_label=transfer.request_label)
-        num_bytes = accepted.live.staging(self._pool).send_range(
-            link,
-            RangeOrder(
-                block_ids=block_ids,
-                token_start=order.token_start,
-                token_end=order.token_end,
-                timeout_s=self._config.transfer_timeout_s,
-            ),
-            alter=spoil,
-        )
-        return MovedRange(
-            token_start=order.token_start,
-            token_end=order.token_end,
-            backend=link.spec.backend,
-            num_bytes=num_bytes,
-            num_blocks=self._layout.blocks_of(order.token_start, order.token_end),
-            ticket_wait_s=started_at - granted_at,
-            started_at=started_at,
-            ended_at=self._now(),
-        )
+        granted = self._ranges.grant(held, link, order)
+        granted.sent.add_done_callback(functools.partial(self._operation_ended, held, lent))
+        return granted.reply
 
     def _operation_ended(
         self, held: HeldTransfer, lent: list[int], sent: "asyncio.Future[MovedRange]"

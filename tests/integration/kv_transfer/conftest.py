@@ -153,23 +153,23 @@ class Decode:
         target, self.free_blocks = self.free_blocks[:num_blocks], self.free_blocks[num_blocks:]
         link = self.dialer.link_for(worker_id)
         assert link is not None, "no link"
-        await prefill.control.call(
-            "prefill",
-            {
-                "transfer_id": transfer_id,
-                "decode_worker": DECODE,
-                "block_ids": source,
-                "num_tokens": num_tokens,
-                "chunk": chunk,
-                "delay_s": delay_s,
-            },
-        )
 
         async def reserve() -> Reservation:
             return Reservation(target, num_cached)
 
         order = ReceiveOrder(transfer_id=transfer_id, epoch=1, link=link, num_tokens=num_tokens)
         try:
+            await prefill.control.call(
+                "prefill",
+                {
+                    "transfer_id": transfer_id,
+                    "decode_worker": DECODE,
+                    "block_ids": source,
+                    "num_tokens": num_tokens,
+                    "chunk": chunk,
+                    "delay_s": delay_s,
+                },
+            )
             received = await self.receiver.receive(order, prefill.control, reserve)
         finally:
             # at once: nothing may touch them any more, and the next transfer may own them

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from kv_transfer.backend import LinkBrokenError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     Commit,
@@ -257,7 +258,7 @@ async def test_wrong_bytes_fail_the_transfer(pair: Pair, monkeypatch) -> None:
     def corrupt_once(point, link, *, request_label):
         return (lambda message: message[:8].bitwise_xor_(0xFF)) if point == "kv_send" else None
 
-    monkeypatch.setattr("kv_transfer.sender.ask_fault_plan", corrupt_once)
+    monkeypatch.setattr("kv_transfer.range_sender.ask_fault_plan", corrupt_once)
     with pytest.raises(TransferFailedError) as failure:
         await hand_over(pair, 23)
     assert failure.value.reason is FailureReason.DIGEST_MISMATCH
@@ -272,7 +273,7 @@ async def test_a_fault_in_one_operation_costs_that_link_only(pair: Pair, monkeyp
         monkeypatch.undo()
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("kv_transfer.sender.ask_fault_plan", fail_once)
+    monkeypatch.setattr("kv_transfer.range_sender.ask_fault_plan", fail_once)
     with pytest.raises(TransferFailedError) as failure:
         await hand_over(pair, 23)
     assert failure.value.reason is FailureReason.LINK_BROKEN
@@ -366,3 +367,18 @@ async def test_no_threads_stay_behind() -> None:
     assert pair.dialer.statuses()[0].peer_id == PREFILL.worker_id
     await pair.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("kv-")]
+
+
+async def test_what_is_queued_behind_a_failed_operation_posts_nothing(pair: Pair) -> None:
+    """The peer has posted the failed one's half: the next one's would meet it."""
+    live, posted = pair.link.live, []
+
+    def fail(_link):
+        raise RuntimeError("before it posted anything")
+
+    def post(link):
+        posted.append(link.receive(torch.empty(8, dtype=torch.uint8)))
+
+    results = await asyncio.gather(live.run(fail), live.run(post), return_exceptions=True)
+    assert [type(each) for each in results] == [RuntimeError, LinkBrokenError]
+    assert posted == []

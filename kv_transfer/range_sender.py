@@ -1,0 +1,103 @@
+"""Carries out what was granted: the reply with its digest, the operation on the link's thread."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kv_transfer.accepted_link import AcceptedLink
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.control import ChunkDigest, FetchOrder, FetchReply, FetchVerdict
+from kv_transfer.digest import range_digest
+from kv_transfer.faulty_range import ask_fault_plan
+from kv_transfer.held_transfer import HeldTransfer
+from kv_transfer.layout import KVLayout
+from kv_transfer.link import Link
+from kv_transfer.moved_range import MovedRange
+from kv_transfer.staging import RangeOrder
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedSend:
+    """One granted operation under way."""
+
+    reply: "asyncio.Task[FetchReply]"
+    # done when nothing reads the blocks any more, here or at the peer
+    sent: "asyncio.Future[MovedRange]"
+
+
+class RangeSender:
+    """Reads one pool for all links of a prefill worker."""
+
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        *,
+        layout: KVLayout,
+        config: KVTransferConfig,
+        now: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._layout = layout
+        self._config = config
+        self._now = now
+        self._replies: set[asyncio.Task[FetchReply]] = set()
+
+    def grant(self, held: HeldTransfer, link: AcceptedLink, order: FetchOrder) -> GrantedSend:
+        """Use the order's ticket: reply, and send in its turn, whatever becomes of the caller."""
+        block_ids = list(held.block_ids)
+        reply = asyncio.get_running_loop().create_task(self._reply(held, order, block_ids))
+        self._replies.add(reply)
+        reply.add_done_callback(self._replies.discard)
+        label = held.machine.order.request_label
+        send = functools.partial(self._send, link, order, block_ids, label, self._now())
+        return GrantedSend(reply, link.grant(order, send, reply))
+
+    async def close(self) -> None:
+        """Wait for the replies under way."""
+        await asyncio.gather(*self._replies, return_exceptions=True)
+
+    async def _reply(
+        self, held: HeldTransfer, order: FetchOrder, block_ids: Sequence[int]
+    ) -> FetchReply:
+        if not order.with_digest:
+            return FetchReply(FetchVerdict.GRANTED)
+        start, end = order.token_start, order.token_end
+        digest = await asyncio.to_thread(range_digest, self._pool, block_ids, start, end)
+        held.digests.append(ChunkDigest(token_start=start, token_end=end, digest=digest))
+        return FetchReply(FetchVerdict.GRANTED, digest)
+
+    def _send(
+        self,
+        accepted: AcceptedLink,
+        order: FetchOrder,
+        block_ids: Sequence[int],
+        request_label: str,
+        granted_at: float,
+        link: Link,
+    ) -> MovedRange:
+        # on the link's thread
+        started_at = self._now()
+        spoil = ask_fault_plan("kv_send", link, request_label=request_label)
+        num_bytes = accepted.live.staging(self._pool).send_range(
+            link,
+            RangeOrder(
+                block_ids=block_ids,
+                token_start=order.token_start,
+                token_end=order.token_end,
+                timeout_s=self._config.transfer_timeout_s,
+            ),
+            alter=spoil,
+        )
+        return MovedRange(
+            token_start=order.token_start,
+            token_end=order.token_end,
+            backend=link.spec.backend,
+            num_bytes=num_bytes,
+            num_blocks=self._layout.blocks_of(order.token_start, order.token_end),
+            ticket_wait_s=started_at - granted_at,
+            started_at=started_at,
+            ended_at=self._now(),
+        )
