@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from api import sse
+from api.choice_text import TextDelta, join_deltas
 from api.disconnect import run_while_connected
 from api.errors import to_api_error
 from api.http_body import read_json_object
@@ -23,7 +24,7 @@ from api.parameter_checks import Values
 from api.request_span import describe_answer, describe_request
 from api.serving import Serving
 from api.sse import EventSender
-from api.text_stream import TextDelta, TextStream, join_deltas
+from api.text_stream import TextStream
 from api.usage import Usage, server_timing
 from telemetry import attributes, tracing
 
@@ -94,11 +95,12 @@ class GenerationEndpoint:
     async def _answer_whole(
         self, call: Call, answer: AnswerFormat, streams: Sequence[TextStream], send: Send
     ) -> None:
-        parts: list[list[TextDelta]] = [[] for _ in streams]
+        parts: list[list[TextDelta]] = [[] for stream in streams for _ in stream.choices]
         async with aclosing(merged(streams)) as deltas:
             async for index, delta in deltas:
                 parts[index].append(delta)
-        choices = [join_deltas(deltas) for deltas in parts]
+        answers = [join_deltas(deltas) for deltas in parts]
+        choices = [answers[index] for index in _shown_indexes(streams)]
         data = orjson.dumps(answer.body(choices, Usage.of(streams).to_dict()))
         headers = [
             (b"content-type", b"application/json"),
@@ -129,7 +131,7 @@ class GenerationEndpoint:
 async def _events(
     call: Call, answer: AnswerFormat, streams: Sequence[TextStream], sender: EventSender
 ) -> AsyncGenerator[bytes, None]:
-    is_opened = [False] * len(streams)
+    is_opened = [False] * sum(len(stream.choices) for stream in streams)
     async with aclosing(merged(streams)) as deltas:
         async for index, delta in deltas:
             if not is_opened[index]:
@@ -145,6 +147,16 @@ async def _events(
     if call.has_usage_chunk:
         yield sse.event(answer.usage_chunk(Usage.of(streams).to_dict()))
     yield sse.DONE
+
+
+def _shown_indexes(streams: Sequence[TextStream]) -> list[int]:
+    """Choices to show: all in order, or the best of each prompt, the best first."""
+    shown: list[int] = []
+    start = 0
+    for stream in streams:
+        shown += [start + choice.choice_index for choice in stream.best_choices]
+        start += len(stream.choices)
+    return shown
 
 
 def _extra_headers(call: Call, streams: Sequence[TextStream]) -> Headers:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from relevo.v1 import common_pb2
 
+from api.choice_parameters import read_choices
 from api.echo import Echo
 from api.errors import ApiError, Verdict, invalid, show
 from api.logprobs_parameters import read_logprobs, read_prompt_logprobs
@@ -42,6 +43,7 @@ class Limits:
     max_model_len: int  # prompt and completion together
     vocab_size: int
     encode_word: EncodeWord
+    max_num_seqs: int  # choices that can run together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class GenerationRequest:
     has_stop_in_text: bool = False
     num_logprobs: int | None = None  # candidates beside each output token; None: no logprobs
     num_prompt_logprobs: int | None = None  # the same for the prompt, as the client asked for it
+    num_choices: int = 1  # to generate
+    num_shown_choices: int = 1  # the best of them
     has_echo: bool = False  # the prompt stands before the text
     has_token_ids: bool = False
     echo: Echo | None = None  # the prompt laid out, once a face has done it
@@ -81,6 +85,12 @@ class GenerationRequest:
         echoed = self.num_logprobs if self.has_echo else None
         wanted = [num for num in (echoed, self.num_prompt_logprobs) if num is not None]
         return max(wanted, default=None)
+
+    @property
+    def num_computed_logprobs(self) -> int | None:
+        """Candidates an engine must tell for the output; choices are ranked by theirs, too."""
+        is_ranked = self.num_choices > self.num_shown_choices
+        return 0 if self.num_logprobs is None and is_ranked else self.num_logprobs
 
     def to_sampling_params(self) -> common_pb2.SamplingParams:
         """Return what an engine needs of it: everything but the text."""
@@ -100,7 +110,7 @@ class GenerationRequest:
             logit_bias=self.logit_bias,
             bad_words=[common_pb2.TokenSequence(token_ids=word) for word in self.bad_words],
             allowed_token_ids=self.allowed_token_ids,
-            num_logprobs=self.num_logprobs,
+            num_logprobs=self.num_computed_logprobs,
             num_prompt_logprobs=self.num_computed_prompt_logprobs,
         )
 
@@ -143,6 +153,7 @@ def validate(
     stop_token_ids = read_stop_token_ids(values, limits.vocab_size)
     bad_words = read_bad_words(values, limits.encode_word)
     allowed = read_allowed_token_ids(values, limits.vocab_size)
+    num_shown_choices, num_choices = read_choices(values, limits.max_num_seqs)
     check_something_is_left(allowed, bad_words, stop_token_ids if min_tokens else ())
     return GenerationRequest(
         token_ids=token_ids,
@@ -173,6 +184,8 @@ def validate(
         has_stop_in_text=read_flag(values, "include_stop_str_in_output"),
         num_logprobs=read_logprobs(values),
         num_prompt_logprobs=read_prompt_logprobs(values),
+        num_choices=num_choices,
+        num_shown_choices=num_shown_choices,
         has_echo=read_flag(values, "echo"),
         has_token_ids=read_flag(values, "return_token_ids"),
         cache_salt=_read_cache_salt(values),

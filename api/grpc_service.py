@@ -9,6 +9,7 @@ import grpc.aio
 from opentelemetry.trace import SpanKind
 from relevo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
+from api.choice_text import TextDelta, join_deltas
 from api.errors import invalid
 from api.generation_request import GenerationRequest, read_model, validate
 from api.grpc_gate import caller, request_label
@@ -16,7 +17,7 @@ from api.grpc_logprobs import to_message
 from api.parameter_checks import read_token_ids
 from api.request_span import describe_answer, describe_request
 from api.serving import Serving
-from api.text_stream import TextDelta, TextStream
+from api.text_stream import TextStream
 from api.usage import Usage
 from router.request import FinishReason
 from telemetry import attributes, tracing
@@ -39,6 +40,8 @@ _OPTIONAL_FIELDS = (
     "logprobs",
     "prompt_logprobs",
     "prompt_cache_key",
+    "n",
+    "best_of",
 )
 _LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "echo")
@@ -59,22 +62,43 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
         """Return a whole completion."""
-        response = inference_pb2.GenerateResponse(model=self._serving.model_config.model_id)
-        texts: list[str] = []
+        answered: TextStream | None = None
+        parts: dict[int, list[TextDelta]] = {}
 
         async def take(stream: TextStream, delta: TextDelta) -> None:
-            texts.append(delta.text)
-            response.token_ids.extend(delta.token_ids)
-            response.logprobs.extend(self._scored(delta))
-            response.prompt_logprobs.extend(self._prompt_scored(stream, delta))
-            if delta.finish_reason is not None:
-                response.request_id = stream.request_id
-                response.finish_reason = _FINISH_REASONS[delta.finish_reason]
-                response.usage.CopyFrom(Usage.of([stream]).to_proto())
+            nonlocal answered
+            answered = stream
+            parts.setdefault(delta.choice_index, []).append(delta)
 
         await self._run(request.generation, context, take, is_stream=False)
-        response.text = "".join(texts)
+        assert answered is not None, "a generation ends in a delta or in an error"
+        answers = [join_deltas(parts[choice.choice_index]) for choice in answered.best_choices]
         await _send_label(context)
+        return self._whole(answered, answers)
+
+    def _whole(
+        self, stream: TextStream, answers: list[TextDelta]
+    ) -> inference_pb2.GenerateResponse:
+        first = answers[0]
+        response = inference_pb2.GenerateResponse(
+            request_id=stream.request_id,
+            model=self._serving.model_config.model_id,
+            text=first.text,
+            token_ids=first.token_ids,
+            finish_reason=_FINISH_REASONS[first.finish_reason],
+            usage=Usage.of([stream]).to_proto(),
+            logprobs=self._scored(first),
+            prompt_logprobs=self._prompt_scored(stream, first),
+        )
+        if len(answers) > 1:
+            for index, answer in enumerate(answers):
+                response.choices.add(
+                    index=index,
+                    text=answer.text,
+                    token_ids=answer.token_ids,
+                    finish_reason=_FINISH_REASONS[answer.finish_reason],
+                    logprobs=self._scored(answer),
+                )
         return response
 
     async def GenerateStream(  # noqa: N802
@@ -96,8 +120,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 finish_reason=_FINISH_REASONS[delta.finish_reason],
                 logprobs=self._scored(delta),
                 prompt_logprobs=self._prompt_scored(stream, delta),
+                choice_index=delta.choice_index,
             )
-            if delta.finish_reason is not None:
+            if stream.is_finished:
                 message.usage.CopyFrom(Usage.of([stream]).to_proto())
             await context.write(message)
 
@@ -115,7 +140,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         label = request_label.get()
         model = self._serving.model_config.model_id
         with tracing.span(attributes.SPAN_GRPC_REQUEST, kind=SpanKind.SERVER) as span:
-            request = await self._read(generation)
+            request = await self._read(generation, is_stream=is_stream)
             operation = attributes.OPERATION_TEXT_COMPLETION
             describe_request(span, request, operation=operation, model=model, is_stream=is_stream)
             stream = self._serving.open_stream(
@@ -132,14 +157,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await stream.aclose()
                 describe_answer(span, stream.request_id, [stream])
 
-    async def _read(self, generation: inference_pb2.Generation) -> GenerationRequest:
+    async def _read(
+        self, generation: inference_pb2.Generation, *, is_stream: bool
+    ) -> GenerationRequest:
         """Judge a request exactly as one that came over HTTP."""
         values: dict[str, object] = {
             name: getattr(generation, name)
             for name in _OPTIONAL_FIELDS
             if generation.HasField(name)
         }
-        values["model"] = generation.model
+        values |= {"model": generation.model, "stream": is_stream}
         values |= {name: getattr(generation, name) for name in _FLAGS}
         values |= {name: list(each) for name in _LISTS if (each := getattr(generation, name))}
         if generation.logit_bias:

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from api.text_stream import TextDelta, TextStream
+from api.choice_text import TextDelta
+from api.text_stream import TextStream
 
 # Deltas a stream may be ahead of its reader.
 MAX_QUEUED_DELTAS = 64
@@ -12,10 +13,13 @@ _Item = tuple[int, TextDelta] | BaseException | None
 
 
 async def merged(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    """Yield each delta with the index of its stream; the first error ends all."""
+    """Yield each delta with the index of its choice among all; the first error ends all.
+
+    The choices of a stream have consecutive indexes, as many for each stream.
+    """
     if len(streams) == 1:
         async for delta in streams[0]:
-            yield 0, delta
+            yield delta.choice_index, delta
         return
     queue: asyncio.Queue[_Item] = asyncio.Queue(MAX_QUEUED_DELTAS)
     tasks = [
@@ -38,9 +42,10 @@ async def merged(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, Tex
 
 
 async def _pump(index: int, stream: TextStream, queue: asyncio.Queue[_Item]) -> None:
+    start = index * len(stream.choices)
     try:
         async for delta in stream:
-            await queue.put((index, delta))
+            await queue.put((start + delta.choice_index, delta))
         await queue.put(None)
     except Exception as error:  # noqa: BLE001
         # Handed to the reader, who raises it.

@@ -14,6 +14,7 @@ from api.parameter_checks import Values, is_neutral, read_flag
 _SAMPLING = frozenset(
     {
         "model",
+        "n",
         "temperature",
         "top_p",
         "top_k",
@@ -43,7 +44,7 @@ _SAMPLING = frozenset(
     }
 )
 CHAT_FIELDS = _SAMPLING | {"messages", "top_logprobs"}
-COMPLETION_FIELDS = _SAMPLING | {"prompt", "echo"}
+COMPLETION_FIELDS = _SAMPLING | {"best_of", "prompt", "echo"}
 
 # They change neither the text nor how it is served here.
 HARMLESS_FIELDS = frozenset(
@@ -63,7 +64,7 @@ HARMLESS_FIELDS = frozenset(
 UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "audio": (),
-    "best_of": (1,),
+    "best_of": (1,),  # of a chat; completions serve it
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -78,7 +79,6 @@ UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
     "modalities": (["text"],),
-    "n": (1,),
     "prediction": (),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),

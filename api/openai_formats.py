@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from api.choice_text import TextDelta
 from api.logprobs_formats import Json, chat_logprobs, completion_logprobs, prompt_logprobs
 from api.openai_requests import Call
-from api.text_stream import TextDelta
 from api.token_text import TokenBytes
 from router.request import FinishReason
 
@@ -48,7 +48,9 @@ class _Format:
         self, request_id: str, call: Call, *, model: str, created: int, token_bytes: TokenBytes
     ) -> None:
         self.id = self.id_prefix + request_id
-        self._requests = call.requests
+        self._requests = [  # of each choice
+            request for request in call.requests for _ in range(request.num_shown_choices)
+        ]
         self._model = model
         self._created = created
         self._token_bytes = token_bytes

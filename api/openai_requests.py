@@ -15,6 +15,7 @@ from telemetry import attributes
 # OpenAI's default for the older API; a chat goes on to the end of the context.
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 128
+MAX_CHOICES = 1024  # of all prompts together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ async def read_completion(body: Values, serving: Serving) -> Call:
         )
         for prompt in _read_prompts(body.get("prompt"))
     ]
+    _check_total(requests)
     return Call(
         operation=attributes.OPERATION_TEXT_COMPLETION,
         requests=requests,
@@ -76,6 +78,16 @@ async def read_completion(body: Values, serving: Serving) -> Call:
 def _check(body: Values, served: frozenset[str], serving: Serving) -> list[str]:
     read_model(body, served_model=serving.model_config.model_id)
     return check_fields(body, served, is_strict=serving.config.strict)
+
+
+def _check_total(requests: Sequence[GenerationRequest]) -> None:
+    total = sum(request.num_choices for request in requests)
+    if total > MAX_CHOICES:
+        raise invalid(
+            f"prompts times choices must be at most {MAX_CHOICES}, got {total}; send fewer prompts "
+            "or ask for fewer choices",
+            "n",
+        )
 
 
 def _read_prompts(value: object) -> list[object]:

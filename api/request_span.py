@@ -38,13 +38,14 @@ def describe_answer(span: Span, response_id: str, streams: Sequence[TextStream])
     """Write down what came of it, in the span and in one line of the log."""
     usage = Usage.of(streams)
     report = streams[0].report
+    choices = [choice for stream in streams for choice in stream.choices]
     _LOGGER.info(
         "%s: %d+%d tokens (%d cached), %s, first token %s s, %.3f s in all, %s -> %s",
         response_id,
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.cached_tokens,
-        ",".join(stream.finish_reason or "cut off" for stream in streams),
+        ",".join(choice.finish_reason or "cut off" for choice in choices),
         "-" if report.first_token_s is None else f"{report.first_token_s:.3f}",
         report.elapsed_s,
         report.prefill_worker_id or "alone",
@@ -54,7 +55,7 @@ def describe_answer(span: Span, response_id: str, streams: Sequence[TextStream])
         {
             attributes.GEN_AI_RESPONSE_ID: response_id,
             attributes.GEN_AI_RESPONSE_FINISH_REASONS: [
-                stream.finish_reason for stream in streams if stream.finish_reason
+                choice.finish_reason for choice in choices if choice.finish_reason
             ],
             attributes.GEN_AI_USAGE_INPUT_TOKENS: usage.prompt_tokens,
             attributes.GEN_AI_USAGE_OUTPUT_TOKENS: usage.completion_tokens,

@@ -68,6 +68,7 @@ class Serving:
             max_model_len=info.max_model_len,
             vocab_size=self.tokenizer.vocab_size,
             encode_word=self.tokenizer.encode_word,
+            max_num_seqs=info.max_num_seqs,
         )
 
     def lay_out_echo(self, request: GenerationRequest, text: str | None) -> GenerationRequest:
@@ -100,6 +101,7 @@ class Serving:
                 tenant=caller.tenant,
                 priority=request.priority,
                 session_key=caller.session_key(request.prompt_cache_key),
+                num_choices=request.num_choices,
                 timeout_s=min(
                     timeout_s or self.config.request_timeout_s, self.config.request_timeout_s
                 ),
@@ -112,7 +114,7 @@ class Serving:
             request_id=request_id,
             request_label=request_label,
             generation=generation,
-            detokenizer=self.tokenizer.new_detokenizer(),
+            new_detokenizer=self.tokenizer.new_detokenizer,
             on_close=lambda: self._forget(request_id),
         )
         self._running[request_id] = stream

@@ -23,6 +23,10 @@ class UpstreamGeneration(Protocol):
         """Return the tokens of the next step; a router error ends it."""
         ...
 
+    def end_choice(self, choice_index: int) -> None:
+        """End one choice everywhere: nothing more of it comes. Harmless when it has ended."""
+        ...
+
     async def aclose(self, finish_reason: FinishReason | None = None) -> None:
         """Cancel it everywhere, from any task; a reader sees its end. Harmless when it has ended.
 

@@ -25,6 +25,7 @@ from router.attempt import Attempt, Deliver
 from router.dispatcher import Dispatcher, Route
 from router.failures import raise_if_final
 from router.legs import AttemptPlan, release_prefill
+from router.logprobs import TokenLogprobs
 from router.prompt import Prompt
 from router.request import FinishReason, RoutedRequest
 from router.request_metrics import RequestMetrics
@@ -292,13 +293,14 @@ class RequestRun:
 
 def _new_mergers(request: RoutedRequest) -> list[TokenMerger]:
     sampling = request.sampling
+    prompt_logprobs: list[TokenLogprobs] = []
     return [
         TokenMerger(
             len(request.token_ids),
             choice_index=choice_index,
             has_logprobs=sampling.HasField("num_logprobs"),
-            # The choices have one prompt, so the first of them tells of it.
-            has_prompt_logprobs=sampling.HasField("num_prompt_logprobs") and choice_index == 0,
+            has_prompt_logprobs=sampling.HasField("num_prompt_logprobs"),
+            prompt_logprobs=prompt_logprobs,
         )
         for choice_index in range(request.num_choices)
     ]

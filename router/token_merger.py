@@ -41,6 +41,7 @@ class TokenMerger:
         choice_index: int = 0,
         has_logprobs: bool = False,
         has_prompt_logprobs: bool = False,
+        prompt_logprobs: list[TokenLogprobs] | None = None,  # one list for all choices of a prompt
     ) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.choice_index = choice_index
@@ -48,7 +49,7 @@ class TokenMerger:
         self.finish_reason: FinishReason | None = None  # known; tokens before it may be missing
         self.is_cancelled = False  # the consumer has all it wants of it
         self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs = [] if prompt_logprobs is None else prompt_logprobs
         self._has_logprobs = has_logprobs
         # The first token of a prompt has none.
         self._num_prompt_logprobs = num_prompt_tokens - 1 if has_prompt_logprobs else 0

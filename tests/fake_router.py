@@ -20,6 +20,7 @@ class FakeGeneration:
         self.is_closed = False
         self.close_reason: FinishReason | None = None
         self.closed = asyncio.Event()
+        self.ended_choices: list[int] = []
         self._script = list(script)
         self._step_s = step_s
         self._num_tokens = 0
@@ -60,6 +61,14 @@ class FakeGeneration:
             raise step
         self._num_tokens += len(step.token_ids)
         return dataclasses.replace(step)
+
+    def end_choice(self, choice_index: int) -> None:
+        self.ended_choices.append(choice_index)
+        self._script = [
+            step
+            for step in self._script
+            if isinstance(step, Exception) or step.choice_index != choice_index
+        ]
 
     async def aclose(self, finish_reason: FinishReason | None = None) -> None:
         if not self.is_closed:

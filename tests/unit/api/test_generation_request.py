@@ -11,6 +11,7 @@ LIMITS = Limits(
     max_model_len=64,
     vocab_size=320,
     encode_word=lambda text: [3 + ord(letter) % 300 for letter in text],
+    max_num_seqs=16,
 )
 PROMPT = list(range(8))
 MAX_INT64 = 2**63 - 1
@@ -284,3 +285,44 @@ def test_allowed_tokens_that_others_forbid_are_refused(values: dict[str, object]
 def test_allowed_tokens_may_overlap_with_forbidden_ones() -> None:
     values = {"allowed_token_ids": [100, 9], "bad_words": ["a", "bc"], "stop_token_ids": [9]}
     validate(values, token_ids=PROMPT, limits=LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": -1}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 17}, "n"),  # more than can run together
+        ({"n": 2147483647}, "n"),
+        ({"best_of": 1_000_000}, "best_of"),
+        ({"best_of": 17}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+    ],
+    ids=str,
+)
+def test_bad_numbers_of_choices_are_named(values: dict[str, object], param: str) -> None:
+    assert verdict(values).param == param
+
+
+def test_choices_are_read() -> None:
+    def choices(**values: object) -> tuple[int, int]:
+        request = validate(values, token_ids=PROMPT, limits=LIMITS)
+        return request.num_shown_choices, request.num_choices
+
+    assert choices() == choices(n=None, best_of=None) == (1, 1)
+    assert choices(n=16, stream=True) == (16, 16)
+    assert choices(best_of=4) == (1, 4)
+    assert choices(n=2, best_of=2, stream=True) == (2, 2)
+
+
+def test_ranked_choices_have_their_logprobs_computed() -> None:
+    ranked = validate({"best_of": 2}, token_ids=PROMPT, limits=LIMITS)
+    assert ranked.num_logprobs is None
+    assert ranked.to_sampling_params().num_logprobs == 0
+    assert ranked.to_sampling_params().HasField("num_logprobs")
+    plain = validate({"n": 2}, token_ids=PROMPT, limits=LIMITS)
+    assert not plain.to_sampling_params().HasField("num_logprobs")

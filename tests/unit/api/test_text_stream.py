@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from relevo.v1 import common_pb2
 
+from api.choice_text import TextDelta
 from api.detokenizer import detokenizer_factory
 from api.errors import ApiError, Verdict
 from api.generation_request import GenerationRequest
-from api.text_stream import TextDelta, TextStream
+from api.text_stream import TextStream
 from router.errors import GenerationFailed
 from router.request import FinishReason, RoutedRequest, TokenBatch
 from tests.fake_router import FakeGeneration, Step
@@ -30,7 +31,12 @@ class Case:
     """A text stream over a script."""
 
     def __init__(
-        self, steps: Sequence[Step], *, stop: tuple[str, ...] = (), min_tokens: int = 0
+        self,
+        steps: Sequence[Step],
+        *,
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
+        num_choices: int = 1,
     ) -> None:
         routed = RoutedRequest(
             request_id="r", token_ids=[1, 2], sampling=common_pb2.SamplingParams()
@@ -38,11 +44,18 @@ class Case:
         self.generation = FakeGeneration(routed, steps, step_s=0.0)
         self.num_closed = 0
         self.stream = TextStream(
-            GenerationRequest(token_ids=[1, 2], max_tokens=99, stop=stop, min_tokens=min_tokens),
+            GenerationRequest(
+                token_ids=[1, 2],
+                max_tokens=99,
+                stop=stop,
+                min_tokens=min_tokens,
+                num_choices=num_choices,
+                num_shown_choices=num_choices,
+            ),
             request_id="r",
             request_label="",
             generation=self.generation,
-            detokenizer=FACTORY(),
+            new_detokenizer=FACTORY,
             on_close=self._closed,
         )
 
@@ -185,3 +198,30 @@ async def test_a_fault_in_the_detokenizer_ends_this_request_alone(
         await bad.read()
     assert bad.generation.is_closed
     assert (await good.read())[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_stop_string_ends_its_choice_alone() -> None:
+    def said(text: str, index: int, end: FinishReason | None = None) -> TokenBatch:
+        return TokenBatch(ids_of(text), end, choice_index=index)
+
+    case = Case(
+        [
+            said("ab", 0),
+            said("aX", 1),
+            said("cd", 1),  # on its way already
+            said("cd", 0, FinishReason.LENGTH),
+            said("b", 2),
+            said("X", 2),
+        ],
+        stop=("X",),
+        num_choices=3,
+    )
+    deltas = await case.read()
+    texts = {i: text_of([d for d in deltas if d.choice_index == i]) for i in range(3)}
+    assert texts == {0: "abcd", 1: "a", 2: "b"}
+    ends = [(d.choice_index, d.finish_reason) for d in deltas if d.finish_reason is not None]
+    assert ends == [(1, FinishReason.STOP), (0, FinishReason.LENGTH), (2, FinishReason.STOP)]
+    # The last one's end closes the generation.
+    assert case.generation.ended_choices == [1]
+    assert (case.generation.close_reason, case.num_closed) == (FinishReason.STOP, 1)
+    assert case.stream.num_tokens == 8
