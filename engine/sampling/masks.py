@@ -14,6 +14,9 @@ def mask_of(token_ids: Sequence[int], vocab_size: int, device: torch.device) -> 
 
 def apply_masks(logits: torch.Tensor, masks: Mapping[int, torch.Tensor]) -> None:
     """Leave each row only what its mask [vocab] allows; row number -> mask, in place."""
-    rows = torch.tensor(list(masks), device=logits.device)
-    is_allowed = torch.stack(list(masks.values()))
-    logits[rows] = logits[rows].masked_fill(~is_allowed, float("-inf"))
+    is_hidden = torch.stack([masks[row] for row in sorted(masks)]).logical_not_()
+    if len(masks) == len(logits):
+        logits.masked_fill_(is_hidden, float("-inf"))  # without moving a row
+        return
+    rows = torch.tensor(sorted(masks), device=logits.device)
+    logits[rows] = logits[rows].masked_fill_(is_hidden, float("-inf"))
