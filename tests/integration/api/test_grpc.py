@@ -88,6 +88,7 @@ async def test_every_parameter_reaches_the_router(site: Site) -> None:
         stop_token_ids=[9],
         ignore_eos=True,
         cache_salt="salt",
+        priority=-3,
         repetition_penalty=1.5,
         presence_penalty=-0.5,
         frequency_penalty=0.25,
@@ -109,7 +110,7 @@ async def test_every_parameter_reaches_the_router(site: Site) -> None:
     assert words == [tokens_of("no"), tokens_of(" no")]
     assert list(sampling.allowed_token_ids) == [5, 9]
     assert (sampling.num_logprobs, sampling.num_prompt_logprobs) == (0, 2)
-    assert routed.cache_salt == "salt"
+    assert (routed.cache_salt, routed.priority) == ("salt", -3)
 
 
 async def test_a_zero_is_not_a_default(site: Site) -> None:

@@ -399,3 +399,9 @@ async def test_no_answer_waits_for_a_delayed_acknowledgement(site: Site) -> None
         assert (await site.http.get("/health")).status_code == 200
         times.append(time.monotonic() - started)
     assert min(times) < 0.03
+
+
+async def test_a_priority_reaches_the_router(site: Site) -> None:
+    for priority in (None, 0, 5, -5):
+        await site.http.post("/v1/completions", json={**COMPLETION, "priority": priority})
+    assert [each.request.priority for each in site.router.generations] == [0, 0, 5, -5]

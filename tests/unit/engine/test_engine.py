@@ -424,3 +424,38 @@ def test_prompt_logprobs_are_told_once_though_the_choices_are_preempted(
     positions = [p for piece in told for p in range(piece.start_position, piece.end_position)]
     assert engine.load().num_preemptions > 0
     assert positions == list(range(1, len(PROMPT)))
+
+
+def test_a_prompt_in_pieces_says_nothing_while_short_ones_decode(
+    make_engine: Callable[..., Engine],
+):
+    prompts = {f"short-{length}": random_prompt(length) for length in (3, 5, 6)}
+    prompts["long"] = random_prompt(100)
+    solo = make_engine()
+    expected = {
+        name: generate(solo, make_request(name, prompt, cache_salt=name))
+        for name, prompt in prompts.items()
+    }
+    engine = make_engine(max_num_batched_tokens=16)
+    for name, prompt in prompts.items():
+        engine.add_request(make_request(name, prompt))
+    steps: list[list[RequestOutput]] = []
+    while engine.has_work():
+        steps.append(engine.step().outputs)
+    assert tokens_by_request([each for outputs in steps for each in outputs]) == expected
+    for outputs in steps:
+        for output in outputs:
+            is_computed = output.num_computed_tokens >= len(prompts[output.request_id])
+            assert bool(output.token_ids) == is_computed
+    # Once a short one has begun it gets a token in every step, whatever the long one does.
+    for name in ("short-3", "short-5", "short-6"):
+        speaks = [any(o.request_id == name and o.token_ids for o in outputs) for outputs in steps]
+        first, last_one = speaks.index(True), len(speaks) - speaks[::-1].index(True)
+        assert all(speaks[first:last_one])
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-6, 1e-5, 1e-4, 1e-3])
+def test_a_tiny_temperature_is_like_none(make_engine: Callable[..., Engine], temperature: float):
+    engine = make_engine()
+    greedy = generate(engine, make_request("greedy", PROMPT))
+    assert generate(engine, make_request("r", PROMPT, temperature=temperature)) == greedy
