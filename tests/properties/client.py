@@ -86,7 +86,7 @@ class Client:
         assert response.status_code == 200, response.text
         lines = [line for line in response.text.split("\n\n") if line.startswith("data: ")]
         assert lines[-1] == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        return [_rounded(json.loads(line.removeprefix("data: "))) for line in lines[:-1]]
 
     # gRPC
 
@@ -118,7 +118,18 @@ class Client:
 def _answer(body: dict[str, Any]) -> Answer:
     usage = body["usage"]
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    return Answer(choices=body["choices"], usage={name: usage[name] for name in names})
+    return Answer(choices=_rounded(body["choices"]), usage={name: usage[name] for name in names})
+
+
+def _rounded(value: Any) -> Any:
+    """The same without the last bits of its numbers: sums in other batches end in other ones."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return value
 
 
 def _num_busy(worker: dict[str, Any]) -> int:
