@@ -25,7 +25,7 @@ from kv_transfer.link import Link, LinkSpec
 from kv_transfer.staging import RangeOrder, Staging
 from kv_transfer.store import RendezvousStore
 
-_SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+_SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 _CPU = torch.device("cpu")
 # name, prefill block size, decode block size, whether block ids are scattered
 _CASES = [
@@ -158,7 +158,7 @@ def main() -> None:
     """Run all sizes and print one row for each size and case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--max-mib", type=int, default=64)
+    parser.add_argument("--max-mib", type=int, default=256)
     parser.add_argument("--backend", choices=("gloo", "shared_memory"), help="only this one")
     arguments = parser.parse_args()
     sizes = [size for size in _SIZES if size <= arguments.max_mib << 20]

@@ -141,7 +141,7 @@ async def all_given_back(prefill: Prefill) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(0 if SOAKS else 120)
 async def test_random_transfers_leave_the_pools_intact(
     decode: Decode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

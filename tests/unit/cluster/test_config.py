@@ -36,7 +36,7 @@ FIELDS = {
         "transfer_timeout_s": 5.0,
         "lease_s": 10.0,
         "max_links": 16,
-        "digest_sample": 0.0,
+        "digest_sample": 0.01,
         "interface": "",
         "port_range": "",
     },

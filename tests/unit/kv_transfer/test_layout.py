@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,3 +81,22 @@ def test_sizes() -> None:
     assert layout.bytes_per_token == 2 * 2 * 2 * 4 * 4
     assert layout.num_blocks(0) == 0
     assert layout.num_blocks(9) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("layout_version", 99),
+        ("model_id", "another"),
+        ("model_revision", "2"),
+        ("dtype", "bfloat16"),
+        ("num_layers", 3),
+        ("num_kv_heads", 1),
+        ("head_dim", 8),
+        ("hash_scheme", "another"),
+    ],
+)
+def test_everything_else_unequal_is_incompatible_with_its_reason(field, other) -> None:
+    ours, theirs = make_layout(4), make_layout(8, **{field: other})
+    expected = f"{field}: {getattr(ours, field)!r} here, {other!r} there"
+    assert incompatibility(ours, theirs) == expected
