@@ -5,6 +5,7 @@ lands in its buffer. What does stop everything is a wait that times out: it clos
 `abort` posts a receive on a tag nobody sends on and lets it time out at once.
 """
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Work
 
 from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
-from kv_transfer.listeners import with_listener
+from kv_transfer.listeners import Address, connections_between, with_listener
 
 _DATA_TAG = 0
 _POISON_TAG = 1
@@ -42,7 +43,8 @@ class GlooOperation:
 class GlooChannel:
     """A two-rank Gloo group.
 
-    Invariant: nothing of it listens anywhere but on `interface`, or at all once it is connected.
+    Invariant: nothing of it listens anywhere but on `interface`, or at all once it is connected;
+    and then at the other end is the process that shares the store.
     """
 
     def __init__(
@@ -50,7 +52,10 @@ class GlooChannel:
     ) -> None:
         options = _Group._Options()  # noqa: SLF001 - the only door to these settings
         place = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
-        device, listener = with_listener(lambda: _Group.create_device(**place, lazy_init=False))
+        try:
+            device, listener = with_listener(lambda: _Group.create_device(**place, lazy_init=False))
+        except RuntimeError as error:
+            raise LinkBrokenError(f"gloo cannot listen on {place}: {error}") from error
         options._devices = [device]  # noqa: SLF001
         # these threads serve collectives, of which there are none here
         options._threads = 1  # noqa: SLF001
@@ -65,6 +70,7 @@ class GlooChannel:
             listener.shut()
         self._group: Any = group
         self._peer = 1 - rank
+        _check_peer(PrefixStore(f"{group_name}-peer", store), rank, listener.address)
 
     def send(self, tensor: torch.Tensor) -> GlooOperation:
         """Post a contiguous CPU tensor."""
@@ -101,3 +107,27 @@ class GlooChannel:
         if self._group is None:
             raise LinkBrokenError("the link is closed")
         return self._group
+
+
+def _check_peer(store: Store, rank: int, address: Address | None) -> None:
+    """LinkBrokenError unless both ends hold the two ends of one and the same connection.
+
+    Gloo takes whoever is first to connect and to say a number that is easy to guess. What each end
+    sees of its connection travels over the store, which strangers cannot write.
+    """
+    theirs = _exchange(store, rank, "listener", address)
+    if address is None or theirs is None:
+        return
+    ours = connections_between(address, (theirs[0], theirs[1]))
+    seen = _exchange(store, rank, "connections", ours)
+    mirrored = [[list(remote), list(local)] for local, remote in seen]
+    if len(ours) != 1 or [[list(end) for end in each] for each in ours] != mirrored:
+        raise LinkBrokenError("somebody else has connected to the link's port")
+
+
+def _exchange(store: Store, rank: int, what: str, value: Any) -> Any:
+    store.set(f"{what}-{rank}", json.dumps(value))
+    try:
+        return json.loads(store.get(f"{what}-{1 - rank}"))
+    except (RuntimeError, OSError) as error:
+        raise LinkBrokenError(str(error)) from error

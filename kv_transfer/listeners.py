@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 MadeT = TypeVar("MadeT")
+# host and port
+Address = tuple[str, int]
 
 _SO_ATTACH_FILTER = 26  # Linux; Python has no name for it
 _RETURN = 0x06  # a program of this one instruction keeps 0 bytes of each packet: it drops them all
@@ -28,6 +30,8 @@ class Listener:
 
     def __init__(self, handle: socket.socket | None) -> None:
         self._handle = handle
+        # where it listens; None when it cannot be told
+        self.address: Address | None = handle.getsockname()[:2] if handle else None
 
     def shut(self) -> None:
         """Drop whatever still comes; connections that were accepted go on. Idempotent."""
@@ -53,6 +57,26 @@ def with_listener(make: Callable[[], MadeT]) -> tuple[MadeT, Listener]:
         now = _listening()
         new = [number for inode, number in now.items() if inode not in before]
         return made, Listener(_handle_of(new[0]) if len(new) == 1 else None)
+
+
+def connections_between(ours: Address, theirs: Address) -> list[tuple[Address, Address]]:
+    """(local, remote) of each connection of this process that came to `ours` or went to `theirs`.
+
+    One that came has our listener's own address at its near end.
+    """
+    found = []
+    for name in _descriptors():
+        handle = _handle_of(int(name))
+        if handle is None:
+            continue
+        with handle:
+            try:
+                local, remote = handle.getsockname()[:2], handle.getpeername()[:2]
+            except OSError:
+                continue  # it is not connected
+        if local == ours or remote == theirs:
+            found.append((local, remote))
+    return found
 
 
 def _listening() -> dict[int, int]:

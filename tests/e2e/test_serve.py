@@ -124,7 +124,8 @@ def test_status_command(cluster: ServedCluster) -> None:
     assert done.returncode == 0, done.stderr
     assert "prefill-0" in done.stdout
     assert "decode-0" in done.stdout
-    assert "gloo" in done.stdout
+    assert "shared_memory" in done.stdout
+    assert "both pools lie in the memory of one host" in done.stdout
     assert json.loads(relevo("status", "--url", cluster.url, "--json").stdout)["state"] == "ready"
 
 
