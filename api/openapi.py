@@ -2,8 +2,10 @@
 
 import importlib.resources
 
+from api.logprobs_parameters import MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS
 from api.openai_fields import HARMLESS_FIELDS
 from api.parameter_checks import MAX_STOP_CHARACTERS, MAX_STOPS
+from api.token_parameters import MAX_BAD_WORDS, MAX_LOGIT_BIASES
 
 Json = dict[str, object]
 
@@ -12,6 +14,8 @@ _FLAG: Json = {"type": "boolean", "default": False}
 _IDS: Json = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STOP: Json = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _COUNT: Json = {"type": "integer", "minimum": 1}
+
+_NUM_LOGPROBS: Json = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
 
 _SAMPLING: Json = {
     "model": _TEXT,
@@ -29,6 +33,20 @@ _SAMPLING: Json = {
     },
     "stop_token_ids": _IDS,
     "ignore_eos": _FLAG,
+    "include_stop_str_in_output": _FLAG,
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100, "default": 1},
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2, "default": 0},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2, "default": 0},
+    "logit_bias": {
+        "type": "object",
+        "maxProperties": MAX_LOGIT_BIASES,
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "description": "Token id to a number that is added to its logit",
+    },
+    "bad_words": {"type": "array", "items": _TEXT, "maxItems": MAX_BAD_WORDS},
+    "allowed_token_ids": {**_IDS, "minItems": 1},
+    "prompt_logprobs": {**_NUM_LOGPROBS, "description": "Candidates for each token of the prompt"},
+    "return_token_ids": _FLAG,
     "cache_salt": {**_TEXT, "description": "Shares cached prompts only with the same salt"},
     "stream": _FLAG,
     "stream_options": {"type": "object", "properties": {"include_usage": _FLAG}},
@@ -94,12 +112,22 @@ def openapi_document(version: str) -> Json:
         "paths": {
             "/v1/chat/completions": _post(
                 "Continue a chat; streams server-sent events with stream: true",
-                {"messages": _MESSAGES, **_SAMPLING},
+                {
+                    "messages": _MESSAGES,
+                    **_SAMPLING,
+                    "logprobs": _FLAG,
+                    "top_logprobs": {**_NUM_LOGPROBS, "description": "Needs logprobs: true"},
+                },
                 required=["model", "messages"],
             ),
             "/v1/completions": _post(
                 "Continue one or several prompts",
-                {"prompt": _PROMPT, **_SAMPLING},
+                {
+                    "prompt": _PROMPT,
+                    **_SAMPLING,
+                    "logprobs": {**_NUM_LOGPROBS, "maximum": MAX_COMPLETION_LOGPROBS},
+                    "echo": {**_FLAG, "description": "Puts the prompt before the text"},
+                },
                 required=["model", "prompt"],
             ),
             "/tokenize": _post(
