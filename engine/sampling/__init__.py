@@ -6,7 +6,8 @@
       -> bans.py        tokens that may not come now: min_tokens, bad words
       -> bias.py        logit_bias
       -> penalties.py   repetition, presence, frequency
-      -> filters.py     temperature, then top-k, top-p, min-p
+      -> candidates.py  temperature, top-k, top-p, min-p and the draw, among the likeliest tokens
+      -> filters.py     the same filters over all tokens, where those do not decide
       -> draw.py        one stateless random number for each row
 
 `rows.py` says what one row needs, `sampler.py` runs the stages that some row of the batch wants.

@@ -6,9 +6,11 @@ import torch
 
 from engine.sampling.bans import ban
 from engine.sampling.bias import add_biases
+from engine.sampling.candidates import draw_among_likeliest, may_decide
 from engine.sampling.draw import draw
 from engine.sampling.filters import hide_unlikely
 from engine.sampling.masks import apply_masks
+from engine.sampling.params import SamplingParams
 from engine.sampling.penalties import penalise
 from engine.sampling.random_stream import Purpose, uniform
 from engine.sampling.rows import SamplingRow
@@ -55,11 +57,7 @@ def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
 
 def _sample_randomly(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """Draw a token for each row; [rows]."""
-    temperatures = [row.params.temperature for row in rows]
-    # float64: a vocabulary of 100,000 float32 addends loses the rare tokens.
-    logits = logits.double()
-    logits /= torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
-    logits = hide_unlikely(logits, [row.params for row in rows])
+    params = [row.params for row in rows]
     numbers = [
         uniform(
             seed=row.params.seed,
@@ -69,4 +67,27 @@ def _sample_randomly(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
         )
         for row in rows
     ]
-    return draw(logits, numbers)
+    token_ids = torch.empty(len(rows), dtype=torch.long, device=logits.device)
+    few = [n for n, each in enumerate(params) if may_decide(each)]
+    others = [n for n, each in enumerate(params) if not may_decide(each)]
+    if few:
+        index = torch.tensor(few, device=logits.device)
+        token_ids[index], is_decided = draw_among_likeliest(
+            logits[index], [params[n] for n in few], [numbers[n] for n in few]
+        )
+        others += [n for n, decided in zip(few, is_decided.tolist(), strict=True) if not decided]
+    if others:
+        index = torch.tensor(others, device=logits.device)
+        chosen = [params[n] for n in others]
+        token_ids[index] = _draw_among_all(logits[index], chosen, [numbers[n] for n in others])
+    return token_ids
+
+
+def _draw_among_all(
+    logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]
+) -> torch.Tensor:
+    temperatures = [each.temperature for each in params]
+    # float64: a vocabulary of 100,000 float32 addends loses the rare tokens.
+    logits = logits.double()
+    logits /= torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
+    return draw(hide_unlikely(logits, params), numbers)

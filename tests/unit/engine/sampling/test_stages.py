@@ -18,6 +18,8 @@ from transformers import (
 
 from engine.sampling.bans import ban, completed_by
 from engine.sampling.bias import LogitBias
+from engine.sampling.candidates import draw_among_likeliest, may_decide
+from engine.sampling.draw import draw
 from engine.sampling.filters import hide_unlikely
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.masks import mask_of
@@ -170,6 +172,29 @@ def test_filters_leave_what_transformers_leaves(vocab: int) -> None:
         if min_p := changes.get("min_p"):
             expected = MinPLogitsWarper(min_p)(None, expected)
         assert torch.equal(kept[row], expected[0]), (vocab, changes)
+
+
+@pytest.mark.parametrize("vocab", [10, 256, 1000])
+def test_the_likeliest_tokens_decide_as_all_of_them_would(vocab: int) -> None:
+    params = [params_of(temperature=0.7, **changes) for changes in FILTERS]
+    params = [each for each in params if may_decide(each)]
+    logits = 2 * random_logits(len(params), vocab, seed=vocab)
+    logits[:, 3] = float("-inf")
+    num_decided = 0
+    for number in (0.0, 0.1, 0.5, 0.9, 0.999999):
+        numbers = [number] * len(params)
+        expected = draw(hide_unlikely(logits / 0.7, params), numbers)
+        got, is_decided = draw_among_likeliest(logits, params, numbers)
+        assert torch.equal(got[is_decided], expected[is_decided])
+        num_decided += int(is_decided.sum())
+    assert num_decided >= 5 * 6
+
+
+def test_a_row_that_its_likeliest_tokens_do_not_decide_looks_at_all() -> None:
+    """Flat logits: 90 % of them are far more than the candidates."""
+    rows = [SamplingRow(params=params_of(top_p=0.9, seed=n), position=n) for n in range(2000)]
+    tokens = sample(0.001 * random_logits(1, 1000).expand(2000, -1), rows)
+    assert len({token for token in tokens if token is not None}) > 600
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-6, 1e-5, 1e-4, 1e-3])
