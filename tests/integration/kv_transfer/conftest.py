@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.control import PeerInfo, WorkerRef
+from kv_transfer.control import FailureReason, PeerInfo, TransferFailedError, WorkerRef
 from kv_transfer.link_dialer import LinkDialer
 from kv_transfer.peer_link import LinkIdentity
 from kv_transfer.receiver import KVReceiver, ReceiveOrder
@@ -143,6 +143,9 @@ class Decode:
         num_cached: int = 0,
     ) -> None:
         """Move one request and compare every token."""
+        link = self.dialer.link_for(worker_id)
+        if link is None:
+            raise TransferFailedError(FailureReason.LINK_BROKEN, "no link")
         self.num_transfers += 1
         transfer_id = self.num_transfers
         prefill = self.prefills[worker_id]
@@ -151,8 +154,6 @@ class Decode:
         rng.shuffle(self.free_blocks)
         num_blocks = self.layout.num_blocks(num_tokens + 1)
         target, self.free_blocks = self.free_blocks[:num_blocks], self.free_blocks[num_blocks:]
-        link = self.dialer.link_for(worker_id)
-        assert link is not None, "no link"
 
         async def reserve() -> Reservation:
             return Reservation(target, num_cached)
