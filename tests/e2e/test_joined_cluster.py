@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +34,13 @@ class Head:
     dashboard: str
     environment: Mapping[str, str]
     token_file: Path
+    log: Path
 
-    def replicas(self) -> list[str]:
-        """Names of the Serve replicas that run on it."""
-        names = [child.cmdline()[:1] for child in self.process.children(recursive=True)]
-        return [name[0] for name in names if name and "ServeReplica" in name[0]]
+
+def replicas(node: psutil.Process) -> list[str]:
+    """Names of the Serve replicas that run on a node."""
+    names = [child.cmdline()[:1] for child in node.children(recursive=True)]
+    return [name[0] for name in names if name and "ServeReplica" in name[0]]
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +72,22 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
             dashboard=f"http://127.0.0.1:{dashboard}",
             environment=environment,
             token_file=folder / "token",
+            log=folder / "ray.log",
         )
     finally:
-        children = handle.children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        psutil.wait_procs([handle, *children], timeout=15)
-        for child in children:
-            if child.is_running():
-                child.kill()
+        _end(handle)
         process.wait(10)
         short.unlink()
+
+
+def _end(node: psutil.Process) -> None:
+    """Stop a node with all its processes."""
+    children = node.children(recursive=True)
+    node.send_signal(signal.SIGTERM)
+    psutil.wait_procs([node, *children], timeout=15)
+    for child in children:
+        if child.is_running():
+            child.kill()
 
 
 def _wait_until(is_true: object, log: Path) -> None:
@@ -98,23 +107,47 @@ def ask(url: str) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
-def test_serve_joins_the_cluster_and_leaves_it_as_it_was(head: Head, tiny_model: Path) -> None:
+@contextmanager
+def another_node(head: Head, num_cpus: int) -> Iterator[psutil.Process]:
+    """A second node of the head's cluster."""
+    command = [str(BIN / "ray"), "start", f"--address={head.address}", "--block"]
+    command += [f"--num-cpus={num_cpus}", "--disable-usage-stats"]
+    command += [f"--dashboard-agent-listen-port={free_ports(1)[0]}"]
+    process = subprocess.Popen(command, env=head.environment, start_new_session=True)
+    handle = psutil.Process(process.pid)
+    try:
+        yield handle
+    finally:
+        _end(handle)
+        process.wait(10)
+
+
+def test_serve_joins_the_cluster_waits_for_a_node_and_leaves_it_as_it_was(
+    head: Head, tiny_model: Path
+) -> None:
     cluster = ServedCluster.start(
         tiny_model,
         f"cluster.ray_address={head.address}",
         f"cluster.token_file={head.token_file}",
+        "decode.num_cpus=3",
         environment=head.environment,
     )
     try:
-        cluster.wait_until_shown()
-        assert f"joined {head.address}" in cluster.output()
-        assert ask(cluster.url)
-        assert len(head.replicas()) == 3
+        _wait_until(lambda: "decode-0 needs 3 CPU" in cluster.output(), head.log)
+        assert cluster.process.poll() is None
+        with another_node(head, num_cpus=3) as node:
+            cluster.wait_until_shown()
+            assert f"joined {head.address}" in cluster.output()
+            assert ask(cluster.url)
+            assert len(replicas(head.process)) == 2
+            assert len(replicas(node)) == 1
+            status = cluster.stop()
+            assert status == 0, cluster.output()
+            assert replicas(node) == []
     finally:
-        status = cluster.stop()
-    assert status == 0, cluster.output()
+        cluster.stop()
     assert head.process.is_running()
-    assert head.replicas() == []
+    assert replicas(head.process) == []
     assert not is_taken(cluster.http_port)
 
 
