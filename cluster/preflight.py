@@ -1,7 +1,6 @@
 """What is checked before Ray is started: everything that can be known to fail within seconds."""
 
 import errno
-import importlib.util
 import os
 import socket
 from pathlib import Path
@@ -13,9 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from cluster import rooms
 from cluster.config import ClusterConfig
 from cluster.model_source import (
-    DEMO_MODEL_PATH,
-    DEMO_PACKAGE,
     HUB_TIMEOUT_S,
+    demo_at,
     is_hub_id,
     missing_from_checkpoint,
 )
@@ -37,9 +35,9 @@ def check(config: ClusterConfig) -> None:
 
 def _check_model(path: str) -> None:
     directory = Path(path).expanduser()
-    if directory == DEMO_MODEL_PATH:
-        if missing_from_checkpoint(directory) and importlib.util.find_spec(DEMO_PACKAGE) is None:
-            raise StartError("the demo model is not installed: run `make setup`")
+    if demo := demo_at(directory):
+        if missing_from_checkpoint(directory) and not demo.is_installed:
+            raise StartError(f"the demo model is not installed: run `{demo.install}`")
     elif directory.is_dir():
         if missing := missing_from_checkpoint(directory):
             raise StartError(f"model.path {path} is no checkpoint: no {', '.join(missing)}")

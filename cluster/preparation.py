@@ -7,11 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
 from cluster import rooms
 from cluster.config import ClusterConfig
-from cluster.model_source import DEMO_MODEL_PATH, is_checkpoint, is_hub_id
+from cluster.model_source import demo_at, fetch_hub_model, is_checkpoint, is_hub_id
 from cluster.start_error import StartError
 from rpc.token import create_token
 
@@ -23,12 +21,12 @@ def prepare(
 ) -> ClusterConfig:
     """Make what the workers expect to find, and return where they find it."""
     model, cluster = config.model, config.cluster
-    if Path(model.path) == DEMO_MODEL_PATH and not is_checkpoint(DEMO_MODEL_PATH):
-        say("model", "converting the demo model, once (about 40 s)")
-        _convert_demo_model()
+    if (demo := demo_at(model.path)) and not is_checkpoint(demo.path):
+        say("model", f"converting {demo.name}, once (about 40 s)")
+        _convert_demo_model(demo.name)
     elif config.is_local and is_hub_id(model.path):
         say("model", f"fetching {model.path} unless it is cached")
-        path = snapshot_download(model.path)
+        path = fetch_hub_model(model.path)
         model = model.model_copy(update={"id": model.name, "path": path})
     if config.is_local:
         token_file = cluster.token_file or str(run_directory / "token")
@@ -38,9 +36,9 @@ def prepare(
     return rooms.with_absolute_paths(config.model_copy(update={"model": model, "cluster": cluster}))
 
 
-def _convert_demo_model() -> None:
+def _convert_demo_model(name: str) -> None:
     # In a process of its own: the launcher itself never needs torch.
-    command = [sys.executable, "-m", "cluster.demo_model"]
+    command = [sys.executable, "-m", "cluster.demo_model", name]
     environment = {**os.environ, "TQDM_DISABLE": "1"}
     done = subprocess.run(
         command,
@@ -52,7 +50,7 @@ def _convert_demo_model() -> None:
     )
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise StartError(f"the demo model cannot be converted: {reason}")
+        raise StartError(f"{name} cannot be converted: {reason}")
 
 
 def _prepare_ray_token(run_directory: Path) -> None:

@@ -54,7 +54,9 @@ class WorkerWatch:
 def _worker_line(worker: Mapping[str, Any]) -> str:
     kv = worker.get("kv") or {}
     blocks = f", {kv['total']} KV blocks" if kv.get("total") else ""
-    return f"{worker['state']} (pid {worker.get('pid')}{blocks})"
+    memory = worker.get("memory") or {}
+    room = f", room for {memory['max_concurrency']} longest requests" if memory else ""
+    return f"{worker['state']} (pid {worker.get('pid')}{blocks}{room})"
 
 
 def _link_line(link: Mapping[str, Any]) -> str:

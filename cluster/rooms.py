@@ -6,6 +6,7 @@ from typing import Any
 from api.config import IngressConfig, ModelConfig
 from cluster.config import ClusterConfig, PoolSection
 from cluster.config_sources import ConfigError
+from cluster.model_source import revision_of
 from cluster.placement import Demand
 from decode_workers.config import DecodeWorkerConfig
 from engine.config import EngineConfig
@@ -20,6 +21,7 @@ def engine_config(config: ClusterConfig, pool: PoolSection, *, num_threads: int)
     return EngineConfig(
         model_path=config.model.path,
         model_id=config.model.name,
+        model_revision=revision_of(config.model.path),
         dtype=config.model.dtype,
         max_model_len=config.model.max_model_len,
         device="cuda" if pool.num_gpus > 0 else "cpu",
@@ -66,7 +68,12 @@ def ingress_config(config: ClusterConfig) -> IngressConfig:
 
 def model_config(config: ClusterConfig, *, created: int) -> ModelConfig:
     """The model as clients see it."""
-    return ModelConfig(model_id=config.model.name, path=config.model.path, created=created)
+    return ModelConfig(
+        model_id=config.model.name,
+        path=config.model.path,
+        revision=revision_of(config.model.path),
+        created=created,
+    )
 
 
 def check(config: ClusterConfig) -> None:

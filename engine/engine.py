@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.kv_cache import LAYOUT_VERSION, KVCache
 from engine.live_requests import LiveRequests
 from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput, StepStats
+from engine.memory_report import MemoryReport
 from engine.model_runner import ModelRunner, choose_num_blocks
 from engine.output import add_logprobs, make_output, note_sampled, note_scheduled
 from engine.rates import Rates
@@ -77,6 +78,7 @@ class Engine:
             eos_token_ids=self.eos_token_ids,
             max_model_len=self.max_model_len,
         )
+        self.memory = self._report_memory()
 
     # Requests in
 
@@ -92,6 +94,8 @@ class Engine:
         run_warm_up(self, num_requests=self.config.max_num_seqs, num_tokens=1)
         self._pool.clear()
         self._pool.drain_events()
+        self.memory = self._report_memory()  # now with what steps need
+        logger.info("memory: %s", self.memory)
         return self.rates
 
     def add_request(self, request: Request) -> None:
@@ -239,6 +243,9 @@ class Engine:
         """AssertionError when the books of blocks and requests do not agree."""
         self._pool.check_integrity()
         self._scheduler.check_integrity(self._requests)
+
+    def _report_memory(self) -> MemoryReport:
+        return self._runner.report_memory(self.kv_cache, max_model_len=self.max_model_len)
 
     def _validate(self, request: Request) -> None:
         if request.request_id in self._requests:

@@ -72,6 +72,11 @@ class KVCache:
         self.slab_rows = storage.view(-1, spec.block_size * spec.num_kv_heads * spec.head_dim)
         self._scratch = storage.new_empty(0)
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory beside the pool: the padding block and what gathers have needed so far."""
+        return self.spec.bytes_per_block + self._scratch.nbytes
+
     def zero(self, block_ids: list[int]) -> None:
         """Wipe blocks before they get a new owner.
 

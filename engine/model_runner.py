@@ -12,7 +12,8 @@ import torch
 from engine.batch import Batch
 from engine.checkpoint import eos_token_ids, load_config, load_model
 from engine.config import EngineConfig
-from engine.kv_cache import KVCacheSpec
+from engine.kv_cache import KVCache, KVCacheSpec
+from engine.memory_report import MemoryReport, report_memory
 from engine.model_probe import probe_model
 from engine.servable import wanted_windows
 
@@ -46,6 +47,10 @@ class ModelRunner:
             wanted_windows=wanted_windows(text_config, self.max_model_len),
         )
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)
+
+    def report_memory(self, kv_cache: KVCache, *, max_model_len: int) -> MemoryReport:
+        """Where the memory of this model and its KV goes."""
+        return report_memory(self._model, kv_cache, max_model_len=max_model_len)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits of the tokens of `batch.sample_index`, [len, vocab]."""

@@ -119,6 +119,7 @@ def _describe(worker: WorkerState, now_s: float) -> dict[str, object]:
         "transferring": load.num_transferring if load else 0,
         "heartbeat_age_s": worker.heartbeat_age_s(now_s),
         "kv": _describe_blocks(load.blocks) if load else {},
+        "memory": _describe_memory(worker.hello.memory) if load and worker.hello else {},
         "links": [_describe_link(link) for link in load.links] if load else [],
     }
 
@@ -126,6 +127,11 @@ def _describe(worker: WorkerState, now_s: float) -> dict[str, object]:
 def _describe_blocks(blocks: state_pb2.BlockCounts) -> dict[str, int]:
     names = ("free", "cached", "used", "held", "quarantined", "total")
     return {name: getattr(blocks, name) for name in names}
+
+
+def _describe_memory(memory: state_pb2.MemoryReport) -> dict[str, int]:
+    names = ("weights_bytes", "kv_bytes", "buffer_bytes", "max_concurrency")
+    return {name: getattr(memory, name) for name in names}
 
 
 def _describe_link(link: state_pb2.LinkStatus) -> dict[str, object]:

@@ -14,6 +14,7 @@ from relevo.v1 import common_pb2, state_pb2
 from engine.block_hash import BlockHash
 from engine.config import EngineConfig
 from engine.load import BlockEvents
+from engine.memory_report import MemoryReport
 from rpc.admission import Admission
 from rpc.description import WorkerDescription
 from rpc.engine_reporter import EngineReporter, ReportingEngine
@@ -31,6 +32,7 @@ class DescribedEngine(ReportingEngine, Protocol):
     config: EngineConfig
     hash_root: BlockHash
     max_model_len: int
+    memory: MemoryReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ class WorkerState:
         self.feed.touch()
 
     def _hello(self) -> state_pb2.WatchStateResponse.Hello:
-        config = self._engine.config
+        config, memory = self._engine.config, self._engine.memory
         return state_pb2.WatchStateResponse.Hello(
             worker=self._description.to_ref(),
             layout=self._layout,
@@ -110,6 +112,12 @@ class WorkerState:
             hash_root=self._engine.hash_root,
             max_num_batched_tokens=config.max_num_batched_tokens,
             kv_bytes_per_token=self._bytes_per_token,
+            memory=state_pb2.MemoryReport(
+                weights_bytes=memory.weights_bytes,
+                kv_bytes=memory.kv_bytes,
+                buffer_bytes=memory.buffer_bytes,
+                max_concurrency=memory.max_concurrency,
+            ),
         )
 
     def _load(self) -> state_pb2.WorkerLoad:

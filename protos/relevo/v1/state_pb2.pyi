@@ -16,7 +16,7 @@ class WatchStateRequest(_message.Message):
 class WatchStateResponse(_message.Message):
     __slots__ = ("hello", "snapshot_chunk", "block_events", "load", "sequence")
     class Hello(_message.Message):
-        __slots__ = ("worker", "layout", "pool", "max_num_seqs", "max_model_len", "num_kv_blocks", "hash_root", "max_num_batched_tokens", "kv_bytes_per_token")
+        __slots__ = ("worker", "layout", "pool", "max_num_seqs", "max_model_len", "num_kv_blocks", "hash_root", "max_num_batched_tokens", "kv_bytes_per_token", "memory")
         WORKER_FIELD_NUMBER: _ClassVar[int]
         LAYOUT_FIELD_NUMBER: _ClassVar[int]
         POOL_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class WatchStateResponse(_message.Message):
         HASH_ROOT_FIELD_NUMBER: _ClassVar[int]
         MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
         KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+        MEMORY_FIELD_NUMBER: _ClassVar[int]
         worker: _common_pb2.WorkerRef
         layout: _common_pb2.KVLayout
         pool: str
@@ -35,7 +36,8 @@ class WatchStateResponse(_message.Message):
         hash_root: bytes
         max_num_batched_tokens: int
         kv_bytes_per_token: int
-        def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., pool: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., hash_root: _Optional[bytes] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
+        memory: MemoryReport
+        def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., pool: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., hash_root: _Optional[bytes] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
     class SnapshotChunk(_message.Message):
         __slots__ = ("block_hashes", "last")
         BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +65,18 @@ class WatchStateResponse(_message.Message):
     load: WorkerLoad
     sequence: int
     def __init__(self, hello: _Optional[_Union[WatchStateResponse.Hello, _Mapping]] = ..., snapshot_chunk: _Optional[_Union[WatchStateResponse.SnapshotChunk, _Mapping]] = ..., block_events: _Optional[_Union[WatchStateResponse.BlockEvents, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class MemoryReport(_message.Message):
+    __slots__ = ("weights_bytes", "kv_bytes", "buffer_bytes", "max_concurrency")
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    weights_bytes: int
+    kv_bytes: int
+    buffer_bytes: int
+    max_concurrency: int
+    def __init__(self, weights_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., max_concurrency: _Optional[int] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("free", "cached", "used", "held", "quarantined", "total")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -61,3 +62,32 @@ def test_a_dtype_can_be_asked_for(make_engine: Callable[..., Engine]):
 def test_a_config_nobody_could_run_is_refused(changes: dict[str, Any]):
     with pytest.raises(ValueError, match="expected"):
         EngineConfig(**{"model_path": "m", **changes})
+
+
+def test_the_memory_report_counts_what_is_there(
+    make_engine: Callable[..., Engine], tiny_model: Path
+):
+    engine = make_engine(max_model_len=50)
+    report = engine.memory
+    weights = load_file(tiny_model / "model.safetensors")
+    assert report.weights_bytes == sum(tensor.nbytes for tensor in weights.values())
+    assert report.kv_bytes == engine.kv_cache.tensor.nbytes == 64 * engine.spec.bytes_per_block
+    assert report.max_concurrency == 64 // 7
+    engine.warm_up()
+    assert engine.memory.buffer_bytes > report.buffer_bytes > 0
+    assert "maximum concurrency at 50 tokens per request: 9" in str(engine.memory)
+
+
+def test_weights_stored_in_the_dtype_of_the_engine_stay_in_the_file(
+    make_engine: Callable[..., Engine], tiny_model: Path
+):
+    engines = [make_engine(), make_engine()]
+    mappings = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if str(tiny_model) in line
+    ]
+    starts = [int(line.split("-")[0], 16) for line in mappings]
+    ends = [int(line.split()[0].split("-")[1], 16) for line in mappings]
+    for engine in engines:
+        for parameter in engine._runner._model.parameters():
+            address = parameter.data_ptr()
+            assert any(start <= address < end for start, end in zip(starts, ends, strict=True))

@@ -11,6 +11,9 @@ State = state_pb2.WatchStateResponse
 READY = Readiness(is_ready=True, has_been_ready=True)
 
 
+MEMORY = state_pb2.MemoryReport(weights_bytes=30, kv_bytes=20, buffer_bytes=10, max_concurrency=7)
+
+
 def worker(worker_id: str, **load: Any) -> WorkerState:
     pool = worker_id.partition("-")[0]
     description = WorkerDescription(
@@ -19,7 +22,7 @@ def worker(worker_id: str, **load: Any) -> WorkerState:
     state = WorkerState(description, PrefixIndex(), now_s=0.0)
     ref = common_pb2.WorkerRef(worker_id=worker_id, incarnation=1)
     bodies = [
-        State(hello=State.Hello(worker=ref, pool=pool)),
+        State(hello=State.Hello(worker=ref, pool=pool, memory=MEMORY)),
         State(snapshot_chunk=State.SnapshotChunk(last=True)),
         State(load=state_pb2.WorkerLoad(**{"state": "ready", **load})),
     ]
@@ -52,6 +55,12 @@ def test_a_whole_cluster_is_ready() -> None:
         "transferring": 0,
         "heartbeat_age_s": 0.5,
         "kv": dict.fromkeys(("free", "cached", "used", "held", "quarantined", "total"), 0),
+        "memory": {
+            "weights_bytes": 30,
+            "kv_bytes": 20,
+            "buffer_bytes": 10,
+            "max_concurrency": 7,
+        },
         "links": [
             {
                 "peer": "prefill-0",
