@@ -46,7 +46,7 @@ gemma: setup $(GEMMA_MODEL) ## Gemma 3 270M, 240 MB (then: make serve ARGS='--se
 serve: setup ## the whole cluster on this machine (ARGS='--set decode.replicas=2')
 	@exec $(BIN)/relevo serve $(ARGS)
 
-test: setup ## everything that runs on a CPU: unit, integration, e2e
+test: setup $(GEMMA_MODEL) ## everything that runs on a CPU: unit, integration, e2e
 	$(BIN)/pytest -m 'not gpu' $(JOBS) $(ARGS)
 
 unit: $(STAMP) ## the fast tests
