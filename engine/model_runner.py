@@ -13,7 +13,7 @@ from engine.batch import Batch
 from engine.checkpoint import eos_token_ids, load_config, load_model
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache, KVCacheSpec
-from engine.memory_report import MemoryReport, report_memory
+from engine.memory_report import MemoryReport
 from engine.model_probe import probe_model
 from engine.servable import wanted_windows
 
@@ -49,8 +49,16 @@ class ModelRunner:
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)
 
     def report_memory(self, kv_cache: KVCache, *, max_model_len: int) -> MemoryReport:
-        """Where the memory of this model and its KV goes."""
-        return report_memory(self._model, kv_cache, max_model_len=max_model_len)
+        """Where the memory of this model and its KV goes now."""
+        blocks_per_request = -(-max_model_len // kv_cache.spec.block_size)
+        buffer_bytes = sum(buffer.nbytes for buffer in self._model.buffers())
+        return MemoryReport(
+            weights_bytes=sum(parameter.nbytes for parameter in self._model.parameters()),
+            kv_bytes=kv_cache.tensor.nbytes,
+            buffer_bytes=buffer_bytes + kv_cache.buffer_bytes,
+            max_model_len=max_model_len,
+            max_concurrency=kv_cache.num_blocks // blocks_per_request,
+        )
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits of the tokens of `batch.sample_index`, [len, vocab]."""
