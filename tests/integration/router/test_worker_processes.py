@@ -77,6 +77,7 @@ def generate(
     num_tokens: int = NUM_TOKENS,
     seed: int = 0,
     grammar: common_pb2.Grammar | None = None,
+    num_choices: int = 1,
 ) -> Generation:
     params = common_pb2.SamplingParams(
         max_tokens=num_tokens,
@@ -92,6 +93,7 @@ def generate(
             token_ids=PROMPT,
             sampling=params,
             timeout_s=60.0,
+            num_choices=num_choices,
         )
     )
 
@@ -101,6 +103,18 @@ async def collect(generation: Generation) -> list[int]:
         return [token async for batch in generation for token in batch.token_ids]
     finally:
         await generation.aclose()
+
+
+async def collect_choices(
+    generation: Generation, tokens: dict[int, list[int]] | None = None
+) -> dict[int, list[int]]:
+    tokens = {} if tokens is None else tokens
+    try:
+        async for batch in generation:
+            tokens.setdefault(batch.choice_index, []).extend(batch.token_ids)
+    finally:
+        await generation.aclose()
+    return tokens
 
 
 async def first_tokens(generation: Generation, count: int) -> list[int]:
@@ -164,6 +178,48 @@ async def test_a_decode_worker_that_dies_or_freezes_costs_no_token(
             await until(lambda: router.status()["state"] == "ready", 20.0)
         else:
             victim.process.wait()
+
+
+async def test_choices_go_on_exactly_when_their_decode_worker_dies(
+    processes: ClusterProcesses,
+) -> None:
+    async with routed(processes, "auto") as router:
+        alone = await collect_choices(generate(router, seed=5, num_choices=3))
+    async with routed(processes) as router:
+        expected = await collect_choices(generate(router, seed=5, num_choices=3))
+        assert expected == alone
+        assert expected[0] == await collect(generate(router, seed=5))
+        assert len({tuple(each) for each in expected.values()}) == 3
+        generation = generate(router, seed=5, num_choices=3)
+        tokens: dict[int, list[int]] = {}
+        while len(tokens.get(1, [])) < 8:
+            batch = await anext(generation)
+            tokens.setdefault(batch.choice_index, []).extend(batch.token_ids)
+        victim = holder(processes, generation.report.decode_worker_id)
+        victim.signal(signal.SIGKILL)
+        assert await collect_choices(generation, tokens) == expected
+        assert generation.report.num_migrations == 1
+        victim.process.wait()
+
+
+async def test_choices_ended_one_by_one_or_together_leave_nothing(
+    processes: ClusterProcesses,
+) -> None:
+    async with routed(processes) as router:
+        expected = await collect_choices(generate(router, seed=7, num_choices=3))
+        generation = generate(router, seed=7, num_choices=3)
+        tokens: dict[int, list[int]] = {}
+        async for batch in generation:
+            tokens.setdefault(batch.choice_index, []).extend(batch.token_ids)
+            if batch.choice_index == 1:
+                generation.end_choice(1)
+        await generation.aclose()
+        assert {0: tokens[0], 2: tokens[2]} == {0: expected[0], 2: expected[2]}
+        assert len(tokens[1]) < NUM_TOKENS
+        left = generate(router, num_tokens=300, num_choices=4)
+        await anext(left)
+        await left.aclose()
+        await until(lambda: all_blocks_are_back(router), 4.0)
 
 
 async def test_a_prefill_worker_that_dies_makes_requests_wait(processes: ClusterProcesses) -> None:
