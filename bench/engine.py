@@ -3,13 +3,14 @@
     .venv/bin/python -m bench.engine [--rounds 3] [--steps 12] [--batches 1 16] [--model PATH]
 
 One engine in this process. Each round times the same number of decode steps for every variant in
-turn, greedy without any feature first; a ratio is taken within a round, so that other load on the
-machine falls on both.
+turn, greedy without any feature first; a ratio is taken within a round. Beside steps per second
+stands the processor time of a step, which other load on the machine disturbs far less.
 """
 
 import argparse
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,16 @@ VARIANTS["all of it"] = {name: value for each in VARIANTS.values() for name, val
 VARIANTS["all of it"]["temperature"] = 1.0
 
 
-def steps_per_s(engine: Engine, params: dict[str, Any], *, batch: int, num_steps: int) -> float:
-    """Decode steps per second of `batch` requests at once, their prompts aside."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Decode steps of one variant in one round."""
+
+    steps_per_s: float
+    cpu_s: float  # processor time of one step, all threads
+
+
+def measure(engine: Engine, params: dict[str, Any], *, batch: int, num_steps: int) -> Pace:
+    """Time decode steps of `batch` requests at once, their prompts aside."""
     for number in range(batch):
         prompt = [3 + (number * 37 + place * 11) % 1000 for place in range(PROMPT_TOKENS)]
         engine.add_request(
@@ -62,13 +71,14 @@ def steps_per_s(engine: Engine, params: dict[str, Any], *, batch: int, num_steps
         )
     while (stats := engine.step().stats).num_chunks or stats.num_decodes < batch:
         pass
-    started_at_s = time.perf_counter()
+    started_at_s, cpu_before_s = time.perf_counter(), time.process_time()
     for _ in range(num_steps):
         engine.step()
     duration_s = time.perf_counter() - started_at_s
+    cpu_s = time.process_time() - cpu_before_s
     for number in range(batch):
         engine.abort(str(number))
-    return num_steps / duration_s
+    return Pace(num_steps / duration_s, cpu_s / num_steps)
 
 
 def main() -> None:
@@ -97,16 +107,20 @@ def main() -> None:
 
 
 def _compare(engine: Engine, *, batch: int, rounds: int, num_steps: int) -> None:
-    rates: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    steps_per_s(engine, VARIANTS["all of it"], batch=batch, num_steps=1)  # lazy set-up
+    paces: dict[str, list[Pace]] = {name: [] for name in VARIANTS}
+    measure(engine, VARIANTS["all of it"], batch=batch, num_steps=1)  # lazy set-up
     for _ in range(rounds):
         for name, params in VARIANTS.items():
-            rates[name].append(steps_per_s(engine, params, batch=batch, num_steps=num_steps))
-    for name, own in rates.items():
-        ratios = [ours / base for ours, base in zip(own, rates[BASELINE], strict=True)]
+            paces[name].append(measure(engine, params, batch=batch, num_steps=num_steps))
+    base = paces[BASELINE]
+    for name, own in paces.items():
+        ratios = [a.steps_per_s / b.steps_per_s for a, b in zip(own, base, strict=True)]
+        cpu = [a.cpu_s / b.cpu_s for a, b in zip(own, base, strict=True)]
+        median = statistics.median(each.steps_per_s for each in own)
         print(
-            f"batch {batch:3}  {name:28} {statistics.median(own):8.2f} steps/s"
+            f"batch {batch:3}  {name:28} {median:7.2f} steps/s"
             f"  ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+            f"  processor time {statistics.median(cpu):.3f} ({min(cpu):.3f} to {max(cpu):.3f})"
         )
 
 

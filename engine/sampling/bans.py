@@ -19,13 +19,11 @@ def ban(logits: torch.Tensor, banned: Mapping[int, Sequence[int]]) -> None:
 
     A row that would be left with nothing keeps what it has: a wish cannot stop a request.
     """
-    rows = torch.tensor(list(banned), device=logits.device)
-    index = torch.tensor(
-        [(n, token_id) for n, ids in enumerate(banned.values()) for token_id in ids],
+    rows, ids = torch.tensor(
+        [(row, token_id) for row, own in banned.items() for token_id in own],
         device=logits.device,
-    )
-    before = logits[rows]
-    after = before.clone()
-    after[index[:, 0], index[:, 1]] = float("-inf")
-    is_something_left = after.amax(dim=-1, keepdim=True) > float("-inf")
-    logits[rows] = torch.where(is_something_left, after, before)
+    ).T
+    before = logits[rows, ids]
+    logits[rows, ids] = float("-inf")
+    is_empty = logits.amax(dim=-1) == float("-inf")
+    logits[rows, ids] = torch.where(is_empty[rows], before, logits[rows, ids])

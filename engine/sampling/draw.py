@@ -4,14 +4,38 @@ from collections.abc import Sequence
 
 import torch
 
+# The sum of a piece and then the sums in one piece: far less to add up in order than a vocabulary.
+_PIECE = 256
+
 
 def draw(logits: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
     """Invert the cumulative distribution of `logits` [rows, vocab] at a number in [0, 1) per row.
 
-    Returns ids, [rows]; a token with logit -inf is never drawn.
+    Returns ids, [rows]; a token with logit -inf is never drawn. All sums are in float64: of
+    100,000 float32 addends the rare tokens would be lost.
     """
-    cumulative = torch.softmax(logits, dim=-1).cumsum(dim=-1)  # [rows, vocab]
-    # Scaled by the last sum, so that rounding cannot push the number past the end; the first
-    # token whose sum exceeds it has a probability above zero.
-    column = torch.tensor(numbers, dtype=logits.dtype, device=logits.device)[:, None]
-    return torch.searchsorted(cumulative, column * cumulative[:, -1:], right=True)[:, 0]
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp()  # [rows, vocab], the best is 1
+    weights = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _PIECE))
+    pieces = weights.view(len(weights), -1, _PIECE)  # [rows, pieces, _PIECE]
+    sums = pieces.sum(dim=-1, dtype=torch.float64)  # [rows, pieces]
+    fractions = torch.tensor(numbers, dtype=torch.float64, device=logits.device)[:, None]
+    chosen, fractions = _invert(sums, fractions)
+    rows = torch.arange(len(weights), device=logits.device)
+    place, _ = _invert(pieces[rows, chosen].double(), fractions)
+    return chosen * _PIECE + place
+
+
+def _invert(weights: torch.Tensor, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a fraction [rows, 1] of all weight [rows, n] is reached: place [rows], and how far in.
+
+    What is reached has a weight above zero.
+    """
+    cumulative = weights.cumsum(dim=-1)
+    # Scaled by the last sum, so that rounding cannot push the number past the end.
+    targets = fractions * cumulative[:, -1:]
+    place = torch.searchsorted(cumulative, targets, right=True)  # [rows, 1]
+    place = place.clamp(max=weights.shape[1] - 1)  # a row that is not finite has no place
+    own = weights.gather(1, place)
+    inside = (targets - (cumulative.gather(1, place) - own)) / own
+    below_one = 1.0 - torch.finfo(torch.float64).eps
+    return place[:, 0], inside.clamp(min=0.0, max=below_one)

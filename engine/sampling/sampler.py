@@ -87,7 +87,7 @@ def _draw_among_all(
     logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]
 ) -> torch.Tensor:
     temperatures = [each.temperature for each in params]
-    # float64: a vocabulary of 100,000 float32 addends loses the rare tokens.
-    logits = logits.double()
+    # From the best one down, so that no temperature can make a number too large.
+    logits = logits - logits.amax(dim=-1, keepdim=True)
     logits /= torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
     return draw(hide_unlikely(logits, params), numbers)

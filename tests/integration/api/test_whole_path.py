@@ -53,6 +53,46 @@ async def quiescent(http: httpx.AsyncClient) -> None:
         await asyncio.sleep(0.1)
 
 
+async def every_parameter_is_the_same_whole_and_streamed(http: httpx.AsyncClient) -> None:
+    """The first token comes from the prefill worker, the others from the decode worker."""
+    body = {
+        **BODY,
+        "temperature": 1.0,
+        "seed": 5,
+        "max_tokens": 12,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "logit_bias": {"70": 3},
+        "bad_words": ["e"],
+        "logprobs": 2,
+        "echo": True,
+        "return_token_ids": True,
+    }
+    whole = (await http.post("/v1/completions", json=body)).json()
+    choice = whole["choices"][0]
+    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert choice["text"].startswith(PROMPT)
+    num_prompt_tokens = whole["usage"]["prompt_tokens"]
+    scores = choice["logprobs"]["token_logprobs"]
+    assert len(scores) == num_prompt_tokens + 12
+    assert scores[0] is None
+    streamed = await http.post("/v1/completions", json={**body, "stream": True})
+    chunks = [
+        httpx.Response(200, content=line[6:]).json()["choices"][0]
+        for line in streamed.text.splitlines()
+        if line.startswith("data: {")
+    ]
+    assert [i for c in chunks for i in c.get("token_ids", [])] == choice["token_ids"]
+    assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
+    told = [each for c in chunks if c["logprobs"] for each in c["logprobs"]["token_logprobs"]]
+    assert told[1:] == pytest.approx(scores[1:], rel=1e-9)
+    # With the prompt cached on both workers, and without its logprobs: the same tokens.
+    plain = {**body, "echo": False, "logprobs": None}
+    again = (await http.post("/v1/completions", json=plain)).json()
+    assert again["choices"][0]["token_ids"] == choice["token_ids"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_text_goes_the_whole_way_and_leaves_nothing_behind(ingress: Ingress) -> None:
@@ -84,6 +124,8 @@ async def test_text_goes_the_whole_way_and_leaves_nothing_behind(ingress: Ingres
             whole = await stub.Generate(inference_pb2.GenerateRequest(generation=generation))
             assert whole.text == text
             assert whole.usage.completion_tokens == 24
+
+        await every_parameter_is_the_same_whole_and_streamed(http)
 
         too_long = await http.post("/v1/completions", json={**BODY, "max_tokens": 10_000})
         assert too_long.status_code == 400
