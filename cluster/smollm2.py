@@ -13,7 +13,7 @@ MODEL_MAX_LENGTH = 8192
 
 def convert(gguf: Path, directory: Path) -> None:
     """Write the checkpoint into an existing directory."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     _load_model(gguf).save_pretrained(directory)
     _load_tokenizer(gguf).save_pretrained(directory)
 
