@@ -7,10 +7,38 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
 from engine.engine import Engine
 from tests.tiny_families import Family
+from tests.unit.engine.conftest import make_request, random_prompt, run, tokens_by_request
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_long_neighbour_does_not_change_the_rope_of_a_short_request(tmp_path: Path, kind: str):
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind == "longrope":
+        factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+        rope |= {**factors, "original_max_position_embeddings": 64}
+    changes = {"rope_parameters": rope, "max_position_embeddings": 64}
+    path = Family("Llama", changes).save(tmp_path)
+    engine = Engine(EngineConfig(model_path=str(path), block_size=4, num_kv_blocks=64))
+    assert engine.max_model_len == 64
+    short, long = random_prompt(9), random_prompt(55)
+    prompts = {"short": [i % 128 for i in short], "long": [i % 128 for i in long]}
+    for name, prompt in prompts.items():
+        # Both reach the original length, which neither may pass.
+        engine.add_request(make_request(name, prompt, max_tokens=64 - len(prompt)))
+    tokens = tokens_by_request(run(engine))
+    reference = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    for name, prompt in prompts.items():
+        output = reference.generate(
+            torch.tensor([prompt]), max_new_tokens=64 - len(prompt), do_sample=False
+        )
+        assert tokens[name] == output[0, len(prompt) :].tolist()
+    with pytest.raises(ValueError, match="fewer than 64"):
+        engine.add_request(make_request("too long", [5] * 64, max_tokens=1))
 
 
 def test_rope_that_depends_on_neighbours_is_limited_to_its_original_length(tmp_path: Path):
