@@ -57,8 +57,11 @@ class _Format:
         self._has_usage = call.has_usage_chunk  # then every other chunk says `usage: null`
 
     def _says_something(self, index: int, delta: TextDelta) -> bool:
-        has_ids = self._requests[index].has_token_ids and bool(delta.token_ids)
-        return bool(delta.text or delta.scored or delta.prompt_logprobs or has_ids)
+        request = self._requests[index]
+        has_ids = request.has_token_ids and bool(delta.token_ids)
+        # Also of a prompt of one token, whose list is a null alone.
+        tells_prompt = delta.is_first and request.num_prompt_logprobs is not None
+        return bool(delta.text or delta.scored or tells_prompt or has_ids)
 
     def _prompt_logprobs(self, index: int, delta: TextDelta) -> Json:
         """The prompt's part, in the one delta that has it."""

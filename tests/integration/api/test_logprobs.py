@@ -263,6 +263,17 @@ async def test_a_prompt_s_logprobs_stand_beside_the_answer(site: Site) -> None:
     assert told == [chat["prompt_logprobs"]]
 
 
+async def test_a_prompt_of_one_token_has_its_null_in_a_stream_too(site: Site) -> None:
+    """Its one entry is no news by itself: the first step may bring no text either."""
+    site.router.script = scoring("🦊")
+    body = {"model": "tiny", "prompt": tokens_of("a"), "prompt_logprobs": 1}
+    choice = (await whole(site, "/v1/completions", body))["choices"][0]
+    assert choice["prompt_logprobs"] == [None]
+    chunks = [chunk["choices"][0] for chunk in await streamed(site, "/v1/completions", body)]
+    told = [each["prompt_logprobs"] for each in chunks if "prompt_logprobs" in each]
+    assert told == [[None]]
+
+
 async def test_token_ids_on_demand(site: Site) -> None:
     body = {**COMPLETION, "return_token_ids": True}
     choice = (await whole(site, "/v1/completions", body))["choices"][0]
