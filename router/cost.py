@@ -112,10 +112,12 @@ def local_cost(
     num_strangers: int = 0,
 ) -> Cost:
     """Cost of a decode worker that computes the prompt itself, between its streams' steps."""
-    compute_s = prefill_s(need.num_tokens - num_cached_decode, decode)
+    num_uncached = max(need.num_tokens - num_cached_decode, 1)
+    compute_s = prefill_s(num_uncached, decode)
     affinity_s = num_strangers * AFFINITY_SHARE * compute_s
     slot_s = part.slot_wait_s
-    harm_s = part.harm_s + HARM_WEIGHT * decode.num_running * compute_s
+    # The running streams' steps come anyway; the prompt's tokens only make them longer.
+    harm_s = part.harm_s + HARM_WEIGHT * decode.num_running * num_uncached * decode.added_s
     total_s = decode.queue_s + max(compute_s, slot_s) + affinity_s + harm_s
     return Cost(decode.queue_s, compute_s, slot_s, 0.0, 0.0, affinity_s, harm_s, total_s)
 
@@ -138,8 +140,9 @@ def local_bounds(
     num_tokens, num_output, get = need.num_tokens, need.num_output_tokens, cached.get
     return [
         worker.queue_s
-        + (1 + HARM_WEIGHT * worker.num_running)
-        * (worker.fixed_s + (num_tokens - get(worker.key, 0)) * worker.token_s)
+        + worker.fixed_s
+        + (num_tokens - get(worker.key, 0))
+        * (worker.token_s + HARM_WEIGHT * worker.num_running * worker.added_s)
         + HARM_WEIGHT * num_output * worker.streams_s
         for worker in workers
     ]

@@ -82,6 +82,7 @@ class WorkerView:
     is_full: bool = field(init=False)
     max_tokens: int = field(init=False)  # longest request that fits the empty worker, and one token
     fixed_s: float = field(init=False)  # of one step
+    added_s: float = field(init=False)  # to a step by one more prompt token in it
     token_s: float = field(init=False)  # of one prompt token, with its share of a step
     queue_s: float = field(init=False)  # until a new request's prompt is computed
     num_streams: int = field(init=False)  # that a further one would slow down
@@ -90,8 +91,8 @@ class WorkerView:
     def __post_init__(self) -> None:
         """Derive."""
         fixed_s = self.step_s or UNMEASURED_STEP_S
-        token_s = 1.0 / (self.prefill_tokens_per_s or UNMEASURED_TOKENS_PER_S)
-        token_s += fixed_s / max(self.max_num_batched_tokens, 1)
+        added_s = 1.0 / (self.prefill_tokens_per_s or UNMEASURED_TOKENS_PER_S)
+        token_s = added_s + fixed_s / max(self.max_num_batched_tokens, 1)
         num_requests = self._count_requests()
         limit = MAX_BATCHES_AHEAD * max(self.max_num_seqs, 1)
         derive = object.__setattr__
@@ -100,13 +101,14 @@ class WorkerView:
         num_pool_tokens = self.num_kv_blocks * self.block_size
         derive(self, "max_tokens", min(self.max_model_len, num_pool_tokens) - 1)
         derive(self, "fixed_s", fixed_s)
+        derive(self, "added_s", added_s)
         derive(self, "token_s", token_s)
         derive(self, "queue_s", self.num_tokens_ahead * token_s)
         num_streams = min(num_requests, self.max_num_seqs)
         derive(self, "num_streams", num_streams)
         # One more row makes each step longer; unless known better, by what one prompt token takes.
         is_known = self.request_s or self.kv_token_s
-        derive(self, "streams_s", num_streams * (self.request_s if is_known else token_s))
+        derive(self, "streams_s", num_streams * (self.request_s if is_known else added_s))
 
     def _count_requests(self) -> int:
         num_engine = self.num_running + self.num_waiting
