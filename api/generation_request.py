@@ -19,6 +19,7 @@ from api.parameter_checks import (
     read_stops,
     read_text,
 )
+from api.structured_output import StructuredOutput, read_structured_output
 from api.token_parameters import (
     EncodeWord,
     check_something_is_left,
@@ -27,6 +28,7 @@ from api.token_parameters import (
     read_logit_bias,
     read_stop_token_ids,
 )
+from rpc.grammar_message import to_proto
 
 MAX_SEED = 2**63 - 1
 MAX_CACHE_SALT_CHARACTERS = 128
@@ -78,6 +80,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier, and may preempt what is higher
     prompt_cache_key: str = ""  # a hint: requests with the same one share a prefix
+    structured_output: StructuredOutput | None = None  # what the text must match
 
     @property
     def num_computed_prompt_logprobs(self) -> int | None:
@@ -94,7 +97,9 @@ class GenerationRequest:
 
     def to_sampling_params(self) -> common_pb2.SamplingParams:
         """Return what an engine needs of it: everything but the text."""
+        wanted = self.structured_output
         return common_pb2.SamplingParams(
+            grammar=None if wanted is None else to_proto(wanted.grammar),
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -194,6 +199,7 @@ def validate(
             values, "prompt_cache_key", max_characters=MAX_CACHE_KEY_CHARACTERS
         )
         or "",
+        structured_output=read_structured_output(values),
     )
 
 

@@ -171,6 +171,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         values |= {name: list(each) for name in _LISTS if (each := getattr(generation, name))}
         if generation.logit_bias:
             values["logit_bias"] = dict(generation.logit_bias)
+        if generation.HasField("structured_outputs"):
+            values["structured_outputs"] = _structured_outputs(generation.structured_outputs)
         read_model(values, served_model=self._serving.model_config.model_id)
         kind = generation.WhichOneof("prompt")
         if kind is None:
@@ -188,6 +190,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 max_ids=limits.max_model_len,
             )
         request = validate(values, token_ids=token_ids, limits=limits)
+        await self._serving.check_grammar(request)
         return self._serving.lay_out_echo(request, generation.text if kind == "text" else None)
 
     def _scored(self, delta: TextDelta) -> list[inference_pb2.TokenLogprobs]:
@@ -285,6 +288,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             info.max_model_len = announced.max_model_len
             info.block_size = announced.block_size
         return info
+
+
+def _structured_outputs(message: inference_pb2.StructuredOutputs) -> dict[str, object]:
+    """Return the constraint as it comes over HTTP."""
+    kind = message.WhichOneof("constraint")
+    if kind is None:
+        return {}
+    return {kind: list(message.choice.texts) if kind == "choice" else getattr(message, kind)}
 
 
 async def _send_label(context: Context) -> None:

@@ -69,3 +69,4 @@ class Ingress:
         """Let running streams end, end the rest, close both ports."""
         await self.serving.drain(self._config.drain_s)
         await asyncio.gather(self._http.stop(), self._grpc.stop(_CLOSE_GRACE_S))
+        await self.serving.close()

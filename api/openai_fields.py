@@ -41,6 +41,8 @@ _SAMPLING = frozenset(
         "logprobs",
         "prompt_logprobs",
         "return_token_ids",
+        "response_format",
+        "structured_outputs",
     }
 )
 CHAT_FIELDS = _SAMPLING | {"messages", "top_logprobs"}
@@ -81,11 +83,9 @@ UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -94,6 +94,14 @@ UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
+}
+
+# What came in the place of a field; each of them was vLLM's once.
+_INSTEAD: Mapping[str, str] = {
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
 }
 
 MAX_NAMED_FIELDS = 8
@@ -110,9 +118,10 @@ def check_fields(body: Values, served: frozenset[str], *, is_strict: bool) -> li
         if neutral is None:
             unknown.append(name)
         elif not is_neutral(value, neutral):
+            advice = f"use {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
             raise ApiError(
                 Verdict.UNSUPPORTED,
-                f"{name} = {show(value)} is not served; leave it out",
+                f"{name} = {show(value)} is not served; {advice}",
                 param=name,
             )
     if unknown and is_strict:

@@ -38,6 +38,7 @@ async def read_chat(body: Values, serving: Serving) -> Call:
     token_ids = await serving.tokenizer.encode_chat(messages, max_model_len=limits.max_model_len)
     values = {**body, "logprobs": read_chat_logprobs(body)}
     request = validate(values, token_ids=token_ids, limits=limits, prompt_name="messages")
+    await serving.check_grammar(request)
     return Call(
         operation=attributes.OPERATION_CHAT,
         requests=[request],
@@ -66,6 +67,7 @@ async def read_completion(body: Values, serving: Serving) -> Call:
         for prompt in _read_prompts(body.get("prompt"))
     ]
     _check_total(requests)
+    await serving.check_grammar(requests[0])  # one for all prompts
     return Call(
         operation=attributes.OPERATION_TEXT_COMPLETION,
         requests=requests,

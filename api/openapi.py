@@ -5,6 +5,7 @@ import importlib.resources
 from api.logprobs_parameters import MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS
 from api.openai_fields import HARMLESS_FIELDS
 from api.parameter_checks import MAX_STOP_CHARACTERS, MAX_STOPS
+from api.structured_output import MAX_CHOICES
 from api.token_parameters import MAX_BAD_WORDS, MAX_LOGIT_BIASES
 
 Json = dict[str, object]
@@ -16,6 +17,33 @@ _STOP: Json = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTER
 _COUNT: Json = {"type": "integer", "minimum": 1}
 
 _NUM_LOGPROBS: Json = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
+_RESPONSE_FORMAT: Json = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "required": ["name", "schema"],
+            "properties": {
+                "name": {**_TEXT, "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                "schema": {"type": "object"},
+                "strict": {"type": "boolean", "description": "Enforced either way"},
+            },
+        },
+    },
+}
+_STRUCTURED_OUTPUTS: Json = {
+    "type": "object",
+    "description": "Exactly one of these",
+    "properties": {
+        "json": {"type": ["object", "string"], "description": "A JSON schema"},
+        "regex": {**_TEXT, "description": "The whole text matches it"},
+        "choice": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        "grammar": {**_TEXT, "description": "Lark or GBNF"},
+        "json_object": _FLAG,
+    },
+}
 
 _SAMPLING: Json = {
     "model": _TEXT,
@@ -48,6 +76,8 @@ _SAMPLING: Json = {
     "prompt_logprobs": {**_NUM_LOGPROBS, "description": "Candidates for each token of the prompt"},
     "return_token_ids": _FLAG,
     "cache_salt": {**_TEXT, "description": "Shares cached prompts only with the same salt"},
+    "response_format": _RESPONSE_FORMAT,
+    "structured_outputs": _STRUCTURED_OUTPUTS,
     "stream": _FLAG,
     "stream_options": {"type": "object", "properties": {"include_usage": _FLAG}},
     "user": {

@@ -10,10 +10,13 @@ from dataclasses import replace
 from api.caller import Caller
 from api.config import IngressConfig, ModelConfig
 from api.echo import Echo
+from api.errors import ApiError, Verdict, invalid
 from api.generation_request import GenerationRequest, Limits
 from api.text_stream import TextStream
 from api.tokenizer import Tokenizer
 from api.upstream import Upstream
+from grammar.checker import CheckerBusyError, GrammarChecker
+from grammar.grammar import GrammarError
 from router.errors import NoWorkers
 from router.request import ModelInfo, RoutedRequest
 from telemetry import tracing
@@ -44,6 +47,7 @@ class Serving:
         self.is_draining = False
         self._idle = asyncio.Event()
         self._running: dict[str, TextStream] = {}
+        self._grammar_checker = GrammarChecker(model_config.path)
 
     @property
     def num_running(self) -> int:
@@ -77,6 +81,23 @@ class Serving:
             return request
         echo = Echo.of(request.token_ids, text, self.tokenizer.new_detokenizer())
         return replace(request, echo=echo)
+
+    async def check_grammar(self, request: GenerationRequest) -> None:
+        """Judge what the text shall match, before any worker sees it."""
+        wanted = request.structured_output
+        if wanted is None:
+            return
+        try:
+            await self._grammar_checker.check(wanted.grammar)
+        except GrammarError as error:
+            raise invalid(f"{wanted.field} cannot be enforced: {error}", wanted.field) from error
+        except CheckerBusyError as error:
+            raise ApiError(
+                Verdict.QUEUE_FULL,
+                "Too many new grammars at once; try again later",
+                param=wanted.field,
+                retry_after_s=error.retry_after_s,
+            ) from error
 
     def open_stream(
         self,
@@ -138,6 +159,10 @@ class Serving:
             _LOGGER.warning("%d requests end with the ingress", len(self._running))
             for stream in list(self._running.values()):
                 stream.abort()
+
+    async def close(self) -> None:
+        """End what belongs to no request; after `drain`."""
+        await self._grammar_checker.close()
 
     def _cap(self, timeout_s: float | None) -> float:
         """Bound a client's deadline by ours."""

@@ -1,4 +1,4 @@
-"""`python -m grammar.check_process --path DIR`: compiles what strangers send, and may die of it.
+"""`python -m grammar.check_process`: compiles what strangers send, and may die of it.
 
 First one line out, {"error": null} when it is ready. Then one line in for each grammar,
 {"kind": ..., "text": ...}, and one out, {"error": ... or null}. The kernel ends the process when a
@@ -12,7 +12,7 @@ import signal
 import sys
 
 from grammar.compiler import GrammarCompiler
-from grammar.grammar import MAX_COMPILE_S, Grammar, GrammarError, GrammarKind
+from grammar.grammar import Grammar, GrammarError, GrammarKind
 from grammar.stack import deep_executor
 from grammar.vocabulary import load_vocabulary
 
@@ -23,11 +23,12 @@ def main(argv: list[str]) -> int:
     """Answer until the input ends."""
     parser = argparse.ArgumentParser(prog="python -m grammar.check_process", allow_abbrev=False)
     parser.add_argument("--path", required=True, help="the model's directory")
-    path = parser.parse_args(argv).path
+    parser.add_argument("--limit-s", type=float, required=True, help="time of one grammar")
+    arguments = parser.parse_args(argv)
     # It ends with its parent, which closes its input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        compiler = GrammarCompiler(load_vocabulary(path))
+        compiler = GrammarCompiler(load_vocabulary(arguments.path))
     except (OSError, ValueError) as error:
         _answer(str(error))
         return 2
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     for line in sys.stdin:
         question = json.loads(line)
         # Counts the time of all threads and ends the process, whatever the library is in.
-        signal.setitimer(signal.ITIMER_PROF, MAX_COMPILE_S)
+        signal.setitimer(signal.ITIMER_PROF, arguments.limit_s)
         reason = executor.submit(_check, compiler, question).result()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         _answer(reason)

