@@ -23,7 +23,7 @@ def hand_over(
             target_id = reservation.block_ids[number]
             decode.kv_cache.tensor[target_id] = prefill.kv_cache.tensor[source[number]]
         prefill.release(name)
-        assert decode.activate(name, tokens[name][0]) is None
+        assert decode.activate(name, {0: tokens[name][0]}) == []
     for name, rest in tokens_by_request(run(decode)).items():
         tokens[name] += rest
     return tokens
