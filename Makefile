@@ -6,6 +6,8 @@ MINUTES ?= 10
 SEED ?= 1
 ARGS ?=
 JOBS ?= -n 2 --dist loadfile
+# Tests of several worker processes: side by side they would take each other's cores for frozen ones.
+ALONE := tests/integration/router tests/integration/workers tests/e2e
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,8 +52,8 @@ serve: setup ## the whole cluster on this machine (ARGS='--set decode.replicas=2
 	@exec $(BIN)/relevo serve $(ARGS)
 
 test: setup $(GEMMA_MODEL) ## everything that runs on a CPU: unit, integration, e2e
-	$(BIN)/pytest -m 'not gpu and not ray' $(JOBS) $(ARGS) $(NONE_MATCHED)
-	$(BIN)/pytest -m 'ray and not gpu' $(ARGS) $(NONE_MATCHED)
+	$(BIN)/pytest -m 'not gpu' $(ALONE:%=--ignore=%) $(JOBS) $(ARGS) $(NONE_MATCHED)
+	$(BIN)/pytest $(ALONE) $(ARGS) $(NONE_MATCHED)
 
 unit: $(STAMP) ## the fast tests
 	$(BIN)/pytest tests/unit $(JOBS) $(ARGS)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.block_pool import BlockPool, BlockState
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import FetchOrder, FetchVerdict
+from kv_transfer.moved_range import MovedRange
 from kv_transfer.sender import KVSender
 from kv_transfer.sender_state import SenderOrder
 from kv_transfer.tickets import TicketCheck
@@ -23,7 +24,19 @@ class Reading:
     """A granted copy the peer has not answered for."""
 
     block_ids: list[int]
-    done: "asyncio.Future[int]"
+    done: "asyncio.Future[MovedRange]"
+
+
+MOVED = MovedRange(
+    token_start=0,
+    token_end=1,
+    backend="shared_memory",
+    num_bytes=1,
+    num_blocks=1,
+    ticket_wait_s=0.0,
+    started_at=0.0,
+    ended_at=0.0,
+)
 
 
 class LendingLink:
@@ -32,12 +45,12 @@ class LendingLink:
     is_read_by_peer = True
 
     def __init__(self) -> None:
-        self.granted: list[asyncio.Future[int]] = []
+        self.granted: list[asyncio.Future[MovedRange]] = []
 
     def check(self, order: FetchOrder) -> TicketCheck:
         return TicketCheck.NEXT
 
-    def grant(self, order, job, reply) -> "asyncio.Future[int]":
+    def grant(self, order, job, reply) -> "asyncio.Future[MovedRange]":
         self.granted.append(asyncio.get_running_loop().create_future())
         return self.granted[-1]
 
@@ -115,7 +128,7 @@ class World:
         if self.readings:
             reading = self.readings.pop(choice % len(self.readings))
             if choice % 2:
-                reading.done.set_result(1)
+                reading.done.set_result(MOVED)
             else:
                 reading.done.set_exception(ConnectionError("the peer is gone"))
             await asyncio.sleep(0)
