@@ -90,8 +90,9 @@ class FakeWorker:
             self.held.clear()
         for block_hash in removed:
             self.held.pop(block_hash, None)
-        room = NUM_BLOCKS - len(self.held.keys() - set(stored))
-        stored = stored[:room]
+        new = [block_hash for block_hash in stored if block_hash not in self.held]
+        too_many = new[NUM_BLOCKS - len(self.held) :]
+        stored = [block_hash for block_hash in stored if block_hash not in too_many]
         self.held.update(dict.fromkeys(stored))
         events = Message.BlockEvents(cleared=cleared, removed=removed, stored=stored)
         return {"block_events": events}
