@@ -13,6 +13,7 @@ from grammar.grammar import MAX_COMPILE_S, MAX_GRAMMAR_BYTES, Grammar, GrammarEr
 MAX_VERDICTS = 256
 MAX_WAITING = 16
 _START_LIMIT_S = 60.0  # a busy machine reads a large vocabulary
+_END_LIMIT_S = 5.0  # from the end of its output to its own
 _WALL_LIMIT_FACTOR = 5  # of processor time, which a busy machine stretches
 # JSON writes one byte as up to six.
 _LINE_LIMIT_BYTES = 8 * MAX_GRAMMAR_BYTES
@@ -110,6 +111,7 @@ class GrammarChecker:
     async def _end(self) -> Process | None:
         process, self._process = self._process, None
         if process is not None:
+            await _wait_for_end(process)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -128,3 +130,12 @@ class GrammarChecker:
         """Keep verdicts only: what went wrong on our side is tried again."""
         if (task.cancelled() or task.exception()) and self._verdicts.get(grammar) is task:
             del self._verdicts[grammar]
+
+
+async def _wait_for_end(process: Process) -> None:
+    """Let what closed its output end by itself: a kill now could take its status from asyncio."""
+    assert process.stdout is not None
+    if process.stdout.at_eof():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_LIMIT_S):
+                await process.wait()

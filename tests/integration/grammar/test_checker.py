@@ -66,6 +66,17 @@ async def test_what_takes_too_long_is_refused_and_others_are_served(model_path: 
     await made.close()
 
 
+async def test_each_that_takes_too_long_hears_so(model_path: Path) -> None:
+    """Also when the process has ended before anybody looks: its status must not get lost."""
+    made = GrammarChecker(str(model_path), limit_s=0.1)
+    for number in range(8):
+        schema = {"allOf": [{"type": "integer", "multipleOf": 9973 + number}, {"multipleOf": 997}]}
+        endless = Grammar(kind=GrammarKind.JSON_SCHEMA, text=json.dumps(schema))
+        with pytest.raises(GrammarError, match=r"takes more than 0\.1 s"):
+            await made.check(endless)
+    await made.close()
+
+
 async def test_a_process_that_dies_costs_one_question(grammar_checker: GrammarChecker) -> None:
     await grammar_checker.check(pattern("a+"))
     process = grammar_checker._process
