@@ -12,6 +12,7 @@ from relevo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from api.choice_text import TextDelta, join_deltas
 from api.errors import invalid
 from api.generation_request import GenerationRequest, read_model, validate
+from api.grpc_fields import read_fields
 from api.grpc_gate import caller, request_label
 from api.grpc_logprobs import to_message
 from api.parameter_checks import read_token_ids
@@ -24,27 +25,6 @@ from telemetry import attributes, tracing
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_OPTIONAL_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "cache_salt",
-    "priority",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "prompt_logprobs",
-    "prompt_cache_key",
-    "n",
-    "best_of",
-)
-_LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "echo")
 _FINISH_REASONS = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -161,18 +141,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, generation: inference_pb2.Generation, *, is_stream: bool
     ) -> GenerationRequest:
         """Judge a request exactly as one that came over HTTP."""
-        values: dict[str, object] = {
-            name: getattr(generation, name)
-            for name in _OPTIONAL_FIELDS
-            if generation.HasField(name)
-        }
-        values |= {"model": generation.model, "stream": is_stream}
-        values |= {name: getattr(generation, name) for name in _FLAGS}
-        values |= {name: list(each) for name in _LISTS if (each := getattr(generation, name))}
-        if generation.logit_bias:
-            values["logit_bias"] = dict(generation.logit_bias)
-        if generation.HasField("structured_outputs"):
-            values["structured_outputs"] = _structured_outputs(generation.structured_outputs)
+        values = read_fields(generation) | {"stream": is_stream}
         read_model(values, served_model=self._serving.model_config.model_id)
         kind = generation.WhichOneof("prompt")
         if kind is None:
@@ -288,14 +257,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             info.max_model_len = announced.max_model_len
             info.block_size = announced.block_size
         return info
-
-
-def _structured_outputs(message: inference_pb2.StructuredOutputs) -> dict[str, object]:
-    """Return the constraint as it comes over HTTP."""
-    kind = message.WhichOneof("constraint")
-    if kind is None:
-        return {}
-    return {kind: list(message.choice.texts) if kind == "choice" else getattr(message, kind)}
 
 
 async def _send_label(context: Context) -> None:
