@@ -25,14 +25,13 @@ from router.attempt import Attempt, Deliver
 from router.dispatcher import Dispatcher, Route
 from router.failures import raise_if_final
 from router.legs import AttemptPlan, release_prefill
-from router.logprobs import TokenLogprobs
 from router.prompt import Prompt
 from router.request import FinishReason, RoutedRequest
 from router.request_metrics import RequestMetrics
 from router.retry import Failure, RetryBudget
 from router.run_spans import attempt_attributes, record_span, route_attributes
 from router.timeline import AttemptRecord, Timeline
-from router.token_merger import TokenMerger
+from router.token_merger import TokenMerger, new_mergers
 from router.waiting_queue import Place
 from router.worker_view import WorkerKey
 from router.workers import Workers
@@ -81,7 +80,7 @@ class RequestRun:
         self._timeline = timeline
         self._deadline_s = deadline_s
         self._budget = services.new_budget() if alone is None else alone.budget
-        mergers = _new_mergers(request) if alone is None else [alone.merger]
+        mergers = new_mergers(request) if alone is None else [alone.merger]
         self._mergers = {merger.choice_index: merger for merger in mergers}
         self._epoch = 0 if alone is None else alone.epoch
         self._attempt: Attempt | None = None
@@ -289,18 +288,3 @@ class RequestRun:
         elif worker is not None and cause in UNREACHED_CAUSES:
             worker.suspect()
             workers.look_again()
-
-
-def _new_mergers(request: RoutedRequest) -> list[TokenMerger]:
-    sampling = request.sampling
-    prompt_logprobs: list[TokenLogprobs] = []
-    return [
-        TokenMerger(
-            len(request.token_ids),
-            choice_index=choice_index,
-            has_logprobs=sampling.HasField("num_logprobs"),
-            has_prompt_logprobs=sampling.HasField("num_prompt_logprobs"),
-            prompt_logprobs=prompt_logprobs,
-        )
-        for choice_index in range(request.num_choices)
-    ]

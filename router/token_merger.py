@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.logprobs import TokenLogprobs
-from router.request import FinishReason, TokenBatch
+from router.request import FinishReason, RoutedRequest, TokenBatch
 
 
 class TokenGapError(Exception):
@@ -144,3 +144,19 @@ class TokenMerger:
             self.logprobs += piece.logprobs[num_known:]
         self.output += added
         return added
+
+
+def new_mergers(request: RoutedRequest) -> list[TokenMerger]:
+    """One for each choice of a request; they share what is told of its prompt."""
+    sampling = request.sampling
+    prompt_logprobs: list[TokenLogprobs] = []
+    return [
+        TokenMerger(
+            len(request.token_ids),
+            choice_index=choice_index,
+            has_logprobs=sampling.HasField("num_logprobs"),
+            has_prompt_logprobs=sampling.HasField("num_prompt_logprobs"),
+            prompt_logprobs=prompt_logprobs,
+        )
+        for choice_index in range(request.num_choices)
+    ]
