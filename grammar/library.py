@@ -1,6 +1,7 @@
 """Compiled grammars of one worker: each is made once, and those used last are kept."""
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from grammar.compiler import CompiledGrammar, GrammarCompiler
 from grammar.grammar import Grammar
 from grammar.stack import deep_executor
-from grammar.vocabulary import Vocabulary
+from grammar.vocabulary import Vocabulary, load_vocabulary
 
 MAX_GRAMMARS = 128
 MAX_TEXT_BYTES = 4 * 1024 * 1024  # of all that are kept
@@ -27,6 +28,16 @@ class GrammarLibrary:
         self._compiler: GrammarCompiler | None = None  # the thread's own
         self._kept: OrderedDict[Grammar, asyncio.Future[CompiledGrammar]] = OrderedDict()
         self._text_bytes = 0
+
+    @classmethod
+    def of_checkpoint(
+        cls, path: str, *, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> "GrammarLibrary":
+        """For the model in a directory, which is read when the first grammar comes."""
+        load = functools.partial(
+            load_vocabulary, path, vocab_size=vocab_size, eos_token_ids=eos_token_ids
+        )
+        return cls(load)
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
-from functools import partial
 
 import grpc
 import torch
@@ -26,7 +25,6 @@ from engine.engine_loop import EngineLoop
 from engine.load import StepOutput
 from faults.plan import identify
 from grammar.library import GrammarLibrary
-from grammar.vocabulary import load_vocabulary
 from kv_transfer.control import WorkerRef
 from kv_transfer.link_acceptor import LinkAcceptor
 from kv_transfer.peer_link import LinkIdentity
@@ -140,13 +138,10 @@ class PrefillWorker:
         )
         self._stuck_links = identity.stuck_links
         self._engine_loop = EngineLoop(engine, on_step=self._on_step)
-        self._grammars = GrammarLibrary(
-            partial(
-                load_vocabulary,
-                self._config.engine.model_path,
-                vocab_size=engine.vocab_size,
-                eos_token_ids=engine.eos_token_ids,
-            )
+        self._grammars = GrammarLibrary.of_checkpoint(
+            self._config.engine.model_path,
+            vocab_size=engine.vocab_size,
+            eos_token_ids=engine.eos_token_ids,
         )
         self._stack.callback(self._grammars.close)
         self._acceptor = LinkAcceptor(identity, config=config)
