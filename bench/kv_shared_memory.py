@@ -8,7 +8,6 @@ the one before, as no KV is handed over twice.
 
 import multiprocessing
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -16,13 +15,13 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
+from bench.piped_link import build_link
 from engine.shared_memory import SharedMemory
 from kv_transfer.layout import KVLayout
-from kv_transfer.link import Link, LinkSpec
+from kv_transfer.link import Link
 from kv_transfer.mapped_ranges import MappedRanges
 from kv_transfer.shared_memory_channel import Pages, SharedPool
 from kv_transfer.staging import RangeOrder
-from kv_transfer.store import RendezvousStore
 
 # name, decode block size, whether block ids are scattered; the prefill block size is 32
 CASES = [("equal, consecutive", 32, False), ("equal, scattered", 32, True), ("unequal", 16, True)]
@@ -45,7 +44,7 @@ def measure(
         target=_lend_all, args=(far, far_rendezvous, layout, num_blocks), daemon=True
     )
     child.start()
-    link = _build(rendezvous, None)
+    link = build_link(rendezvous, is_sender=False, backend="shared_memory", timeout_s=_TIMEOUT_S)
     try:
         for num_bytes in sizes:
             for name, block_size, is_scattered in CASES:
@@ -128,7 +127,13 @@ def _lend_all(pipe: Connection, rendezvous: Connection, layout: KVLayout, num_bl
     shape = (num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads)
     memory = SharedMemory(num_blocks * layout.bytes_per_block)
     memory.tensor((*shape, layout.head_dim), torch.bfloat16).fill_(1)
-    link = _build(rendezvous, SharedPool(memory.descriptor, memory.num_bytes))
+    link = build_link(
+        rendezvous,
+        is_sender=True,
+        backend="shared_memory",
+        timeout_s=_TIMEOUT_S,
+        shared_pool=SharedPool(memory.descriptor, memory.num_bytes),
+    )
     channel = link.shared_memory
     while (block_ids := pipe.recv()) is not None:
         channel.lend(block_ids, _TIMEOUT_S)
@@ -149,28 +154,3 @@ def _order(block_ids: list[int], num_tokens: int) -> RangeOrder:
     return RangeOrder(
         block_ids=block_ids, token_start=0, token_end=num_tokens, timeout_s=_TIMEOUT_S
     )
-
-
-def _build(rendezvous: Connection, shared_pool: SharedPool | None) -> Link:
-    store = RendezvousStore(lambda key, value: rendezvous.send((key, value)), timeout_s=_TIMEOUT_S)
-    threading.Thread(target=_deliver, args=(rendezvous, store), daemon=True).start()
-    spec = LinkSpec(
-        link_id="bench",
-        is_sender=shared_pool is not None,
-        backend="shared_memory",
-        timeout_s=_TIMEOUT_S,
-        device=torch.device("cpu"),
-        shared_pool=shared_pool,
-    )
-    link = Link(spec, store)
-    link.build()
-    link.probe()
-    return link
-
-
-def _deliver(rendezvous: Connection, store: RendezvousStore) -> None:
-    try:
-        while True:
-            store.deliver(*rendezvous.recv())
-    except (EOFError, OSError):
-        return

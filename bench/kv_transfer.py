@@ -11,7 +11,6 @@ import argparse
 import multiprocessing
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,10 +19,9 @@ from multiprocessing.connection import Connection
 import torch
 
 from bench import kv_shared_memory
+from bench.piped_link import build_link
 from kv_transfer.layout import KVLayout
-from kv_transfer.link import Link, LinkSpec
 from kv_transfer.staging import RangeOrder, Staging
-from kv_transfer.store import RendezvousStore
 
 _SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 _CPU = torch.device("cpu")
@@ -56,20 +54,9 @@ class _End:
     def __init__(self, pipe: Connection, rendezvous: Connection, *, is_sender: bool) -> None:
         self._pipe = pipe
         self._is_sender = is_sender
-        store = RendezvousStore(
-            lambda key, value: rendezvous.send((key, value)), timeout_s=_TIMEOUT_S
+        self._link = build_link(
+            rendezvous, is_sender=is_sender, backend="gloo", timeout_s=_TIMEOUT_S
         )
-        threading.Thread(target=_deliver, args=(rendezvous, store), daemon=True).start()
-        spec = LinkSpec(
-            link_id="bench",
-            is_sender=is_sender,
-            backend="gloo",
-            timeout_s=_TIMEOUT_S,
-            device=_CPU,
-        )
-        self._link = Link(spec, store)
-        self._link.build()
-        self._link.probe()
 
     def measure(self, num_bytes: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
         """Return (bare, ours) seconds of each round, by case."""
@@ -125,14 +112,6 @@ class _End:
 
 def _ignore(_num_bytes: int) -> None:
     return
-
-
-def _deliver(rendezvous: Connection, store: RendezvousStore) -> None:
-    try:
-        while True:
-            store.deliver(*rendezvous.recv())
-    except (EOFError, OSError):
-        return
 
 
 def _send_all(pipe: Connection, rendezvous: Connection, sizes: list[int], rounds: int) -> None:
