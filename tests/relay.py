@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from relevo.v1 import common_pb2
 
@@ -46,14 +47,31 @@ async def ingress_over(
     processes: ClusterProcesses, workers: Sequence[WorkerDescription], config: RouterConfig
 ) -> AsyncIterator[Ingress]:
     """HTTP and gRPC on free ports in front of these workers; not yet ready."""
+    opening = open_ingress(
+        workers, config, model_path=processes.model_path, token_file=processes.token_file
+    )
+    async with opening as ingress:
+        yield ingress
+
+
+@asynccontextmanager
+async def open_ingress(
+    workers: Sequence[WorkerDescription],
+    config: RouterConfig,
+    *,
+    model_path: Path,
+    token_file: Path,
+    ingress_id: str = "ingress",
+) -> AsyncIterator[Ingress]:
+    """The same for workers of whatever kind."""
     sink = PrometheusSink()
-    channels = ChannelPool(token=read_token(processes.token_file), config=RpcConfig())
+    channels = ChannelPool(token=read_token(token_file), config=RpcConfig())
     router = Router(
-        config, StaticDiscovery(workers), channels, ingress_id="ingress", metrics=Metrics(sink)
+        config, StaticDiscovery(workers), channels, ingress_id=ingress_id, metrics=Metrics(sink)
     )
     ingress = Ingress(
         IngressConfig(http_port=0, grpc_port=0, drain_s=1.0),
-        ModelConfig(model_id="tiny", path=str(processes.model_path)),
+        ModelConfig(model_id="tiny", path=str(model_path)),
         router=router,
         sink=sink,
     )

@@ -1,6 +1,6 @@
 """One small cluster inside this process, for all properties that a client can see.
 
-A prefill and a decode worker with tiny engines in float64, joined by a Gloo link, and two ingresses
+A prefill and a decode worker with tiny engines in float64, joined by a link, and two ingresses
 in front: one always hands over, one knows the decode worker alone. Tests are plain functions, so
 the cluster has a thread with its own event loop.
 """
@@ -15,18 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from api.config import IngressConfig, ModelConfig
 from api.ingress import Ingress
 from router.config import RouterConfig
-from router.discovery import StaticDiscovery
-from router.router import Router
-from rpc.channel import ChannelPool
-from rpc.config import RpcConfig
-from rpc.description import WorkerDescription
-from rpc.token import read_token
-from telemetry.metrics import Metrics
-from telemetry.prometheus_sink import PrometheusSink
 from tests.properties.client import Client
+from tests.relay import open_ingress
 from tests.tiny_model import make_tiny_model
 from tests.worker_pair import worker_pair
 
@@ -101,7 +93,15 @@ async def open_ingresses(folder: Path, model_path: Path) -> AsyncIterator[tuple[
         )
         workers = [worker.describe() for worker in (*pair.prefill, *pair.decode)]
         made = [
-            await stack.enter_async_context(open_ingress(folder, model_path, known, config))
+            await stack.enter_async_context(
+                open_ingress(
+                    known,
+                    config,
+                    model_path=model_path,
+                    token_file=folder / "token",
+                    ingress_id=config.local_prefill,
+                )
+            )
             for known, config in (
                 (workers, RouterConfig(local_prefill="never")),
                 (workers[1:], RouterConfig()),
@@ -118,32 +118,3 @@ async def until_ready(ingress: Ingress) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError("the ingress has no workers")
-
-
-@asynccontextmanager
-async def open_ingress(
-    folder: Path, model_path: Path, workers: list[WorkerDescription], config: RouterConfig
-) -> AsyncIterator[Ingress]:
-    channels = ChannelPool(token=read_token(folder / "token"), config=RpcConfig())
-    sink = PrometheusSink()
-    router = Router(
-        config,
-        StaticDiscovery(workers),
-        channels,
-        ingress_id=config.local_prefill,
-        metrics=Metrics(sink),
-    )
-    ingress = Ingress(
-        IngressConfig(http_port=0, grpc_port=0, drain_s=1.0),
-        ModelConfig(model_id="tiny", path=str(model_path)),
-        router=router,
-        sink=sink,
-    )
-    await router.start()
-    await ingress.start()
-    try:
-        yield ingress
-    finally:
-        await ingress.stop()
-        await router.stop()
-        await channels.close()
