@@ -152,8 +152,8 @@ def validate(
     max_tokens = _read_max_tokens(values, limits.max_model_len, left)
     if max_tokens is None:
         max_tokens = left if default_max_tokens is None else min(default_max_tokens, left)
-    temperature = read_number(values, "temperature", default=1.0, low=0, high=2)
-    seed = read_integer(values, "seed", low=-MAX_SEED - 1, high=MAX_SEED)
+    temperature = _read_temperature(values)
+    seed = _read_seed(values)
     min_tokens = _read_min_tokens(values, max_tokens)
     stop_token_ids = read_stop_token_ids(values, limits.vocab_size)
     bad_words = read_bad_words(values, limits.encode_word)
@@ -163,25 +163,17 @@ def validate(
     return GenerationRequest(
         token_ids=token_ids,
         max_tokens=max_tokens,
-        # So small a number can only mean greedy, and dividing logits by it would overflow.
-        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+        temperature=temperature,
         top_k=max(0, read_integer(values, "top_k", low=-1) or 0),
         top_p=read_number(values, "top_p", default=1.0, low=0, high=1, is_open=True),
         min_p=read_number(values, "min_p", default=0.0, low=0, high=1),
-        repetition_penalty=read_number(
-            values,
-            "repetition_penalty",
-            default=1.0,
-            low=1 / MAX_REPETITION_PENALTY,
-            high=MAX_REPETITION_PENALTY,
-        ),
+        repetition_penalty=_read_repetition_penalty(values),
         presence_penalty=read_number(values, "presence_penalty", default=0.0, low=-2, high=2),
         frequency_penalty=read_number(values, "frequency_penalty", default=0.0, low=-2, high=2),
         logit_bias=read_logit_bias(values, limits.vocab_size),
         bad_words=bad_words,
         allowed_token_ids=allowed,
-        # Drawn here and not in an engine: a request that moves to another worker keeps its seed.
-        seed=secrets.randbits(63) if seed is None else seed,
+        seed=seed,
         min_tokens=min_tokens,
         stop=read_stops(values),
         stop_token_ids=stop_token_ids,
@@ -195,10 +187,7 @@ def validate(
         has_token_ids=read_flag(values, "return_token_ids"),
         cache_salt=_read_cache_salt(values),
         priority=read_integer(values, "priority", low=-MAX_INT32 - 1) or 0,
-        prompt_cache_key=read_text(
-            values, "prompt_cache_key", max_characters=MAX_CACHE_KEY_CHARACTERS
-        )
-        or "",
+        prompt_cache_key=_read_cache_key(values),
         structured_output=read_structured_output(values),
     )
 
@@ -236,6 +225,23 @@ def _read_max_tokens(values: Values, max_model_len: int, left: int) -> int | Non
     return asked
 
 
+def _read_temperature(values: Values) -> float:
+    temperature = read_number(values, "temperature", default=1.0, low=0, high=2)
+    # So small a number can only mean greedy, and dividing logits by it would overflow.
+    return temperature if temperature >= GREEDY_BELOW else 0.0
+
+
+def _read_repetition_penalty(values: Values) -> float:
+    high = MAX_REPETITION_PENALTY
+    return read_number(values, "repetition_penalty", default=1.0, low=1 / high, high=high)
+
+
+def _read_seed(values: Values) -> int:
+    seed = read_integer(values, "seed", low=-MAX_SEED - 1, high=MAX_SEED)
+    # Drawn here and not in an engine: a request that moves to another worker keeps its seed.
+    return secrets.randbits(63) if seed is None else seed
+
+
 def _read_min_tokens(values: Values, max_tokens: int) -> int:
     min_tokens = read_integer(values, "min_tokens", low=0) or 0
     if min_tokens > max_tokens:
@@ -254,3 +260,7 @@ def _read_cache_salt(values: Values) -> str:
     if not salt or "\0" in salt:
         raise invalid("cache_salt must have characters, none of them NUL", "cache_salt")
     return salt
+
+
+def _read_cache_key(values: Values) -> str:
+    return read_text(values, "prompt_cache_key", max_characters=MAX_CACHE_KEY_CHARACTERS) or ""
