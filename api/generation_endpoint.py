@@ -17,9 +17,9 @@ from api.disconnect import run_while_connected
 from api.errors import to_api_error
 from api.http_body import read_json_object
 from api.merged_streams import merged
-from api.openai_fields import warnings_header
-from api.openai_formats import AnswerFormat, ChatFormat, CompletionFormat
-from api.openai_requests import Call
+from api.openai.fields import warnings_header
+from api.openai.formats import AnswerFormat, ChatFormat, CompletionFormat
+from api.openai.requests import Call
 from api.parameter_checks import Values
 from api.request_span import describe_answer, describe_request
 from api.serving import Serving

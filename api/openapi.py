@@ -3,7 +3,7 @@
 import importlib.resources
 
 from api.logprobs_parameters import MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS
-from api.openai_fields import HARMLESS_FIELDS
+from api.openai.fields import HARMLESS_FIELDS
 from api.parameter_checks import MAX_STOP_CHARACTERS, MAX_STOPS
 from api.structured_output import MAX_CHOICES
 from api.token_parameters import MAX_BAD_WORDS, MAX_LOGIT_BIASES

@@ -6,7 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.chat_messages import read_messages
+from api.chat.messages import read_messages
 from api.errors import invalid
 from api.generation_request import read_model
 from api.http_body import read_json_object

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as BackendTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from api import detokenizer
-from api.chat_messages import Message
-from api.chat_template import ChatTemplate, Piece
+from api.chat.messages import Message
+from api.chat.template import ChatTemplate, Piece
 from api.detokenizer import Detokenizer
 from api.errors import ApiError, Verdict
 from api.token_text import token_bytes_of

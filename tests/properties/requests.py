@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from api.openai_fields import COMPLETION_FIELDS
+from api.openai.fields import COMPLETION_FIELDS
 
 VOCAB_SIZE = 320
 IDS = st.integers(3, VOCAB_SIZE - 1)  # no special token

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from relevo.v1 import inference_pb2
 
-from api.openai_fields import COMPLETION_FIELDS, HARMLESS_FIELDS, UNSERVED_FIELDS
+from api.openai.fields import COMPLETION_FIELDS, HARMLESS_FIELDS, UNSERVED_FIELDS
 from tests.properties.client import Answer
 from tests.properties.conftest import Cluster
 from tests.properties.requests import bodies

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from api.config import IngressConfig, ModelConfig
 from api.errors import ApiError
-from api.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, HARMLESS_FIELDS, UNSERVED_FIELDS
-from api.openai_requests import Call, read_chat, read_completion
+from api.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, HARMLESS_FIELDS, UNSERVED_FIELDS
+from api.openai.requests import Call, read_chat, read_completion
 from api.serving import Serving
 from api.tokenizer import Tokenizer
 from tests.fake_router import FakeRouter

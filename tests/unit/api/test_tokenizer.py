@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as BackendTokenizer
 
-from api.chat_messages import Message, read_messages
+from api.chat.messages import Message, read_messages
 from api.errors import ApiError, Verdict
 from api.tokenizer import Tokenizer, check_length
 from tests.tiny_tokenizer import byte_level_backend, write_tokenizer

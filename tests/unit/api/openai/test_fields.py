@@ -3,7 +3,7 @@
 import pytest
 
 from api.errors import ApiError, Verdict
-from api.openai_fields import (
+from api.openai.fields import (
     CHAT_FIELDS,
     HARMLESS_FIELDS,
     UNSERVED_FIELDS,

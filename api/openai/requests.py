@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from api.chat_messages import read_messages
+from api.chat.messages import read_messages
 from api.errors import invalid, show
 from api.generation_request import GenerationRequest, read_model, validate
 from api.logprobs_parameters import read_chat_logprobs, read_completion_logprobs
-from api.openai_fields import CHAT_FIELDS, COMPLETION_FIELDS, check_fields, read_stream
+from api.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, check_fields, read_stream
 from api.parameter_checks import Values, read_token_ids
 from api.serving import Serving
 from telemetry import attributes

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from api.choice_text import TextDelta
 from api.logprobs_formats import Json, chat_logprobs, completion_logprobs, prompt_logprobs
-from api.openai_requests import Call
+from api.openai.requests import Call
 from api.token_text import TokenBytes
 from router.request import FinishReason
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from api.chat_messages import Message
+from api.chat.messages import Message
 from api.errors import MAX_ECHO_CHARACTERS, invalid
 
 _LOGGER = logging.getLogger(__name__)
