@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from api.detokenizer import Detokenizer
 from api.echo import trimmed
 from api.generation_request import GenerationRequest
+from api.parsers.part import Part, join_parts
 from api.scored_tokens import ScoredToken, ScoredTokens
 from api.stop_strings import StopStrings
 from router.logprobs import TokenLogprobs
@@ -23,6 +24,7 @@ class TextDelta:
     scored: list[ScoredToken] = field(default_factory=list)  # whose text is out by now
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # with the first one
     choice_index: int = 0
+    parts: list[Part] = field(default_factory=list)  # of `text`, when it is to be read as a message
 
 
 def join_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
@@ -35,6 +37,7 @@ def join_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
         scored=[token for delta in deltas for token in delta.scored],
         prompt_logprobs=[entry for delta in deltas for entry in delta.prompt_logprobs],
         choice_index=deltas[-1].choice_index,
+        parts=join_parts(part for delta in deltas for part in delta.parts),
     )
 
 
@@ -50,6 +53,9 @@ class ChoiceText:
         self._request = request
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.stop, is_stop_shown=request.has_stop_in_text)
+        self._parser = request.reading.new_parser() if request.reading is not None else None
+        self._parts: list[Part] = []  # of the batch at hand
+        self.num_reasoning_tokens = 0
         self._scored = ScoredTokens()
         self._sum_logprobs = 0.0
         self._has_begun = False
@@ -75,20 +81,22 @@ class ChoiceText:
         last = len(batch.token_ids) - 1
         for index, token_id in enumerate(batch.token_ids):
             self.num_tokens += 1
+            if self._parser is not None:
+                self.num_reasoning_tokens += self._parser.is_reasoning
             is_stop = index == last and batch.finish_reason is FinishReason.STOP
             # A stop token counts; its text shows only if it was asked for.
             is_shown = not is_stop or self._request.has_stop_in_text
             text = self._detokenizer.push(token_id) if is_shown else ""
             self._score(token_id, text, batch.logprobs[index] if batch.logprobs else None)
-            texts.append(self._filter(text))
+            texts.append(self._read(self._filter(text)))
             if self._stops.stopped:
                 return self._end(first, texts, batch.token_ids[: index + 1], FinishReason.STOP)
         reason = batch.finish_reason
         if reason is not None:
-            texts.append(self._filter(self._detokenizer.flush()))
+            texts.append(self._read(self._filter(self._detokenizer.flush())))
             if self._stops.stopped:
                 return self._end(first, texts, batch.token_ids, FinishReason.STOP)
-            texts.append(self._stops.flush())
+            texts.append(self._read(self._stops.flush()))
         return self._end(first, texts, batch.token_ids, reason)
 
     def _begin(self, batch: TokenBatch) -> TextDelta:
@@ -136,7 +144,20 @@ class ChoiceText:
             token_ids=token_ids,
             finish_reason=reason,
             scored=first.scored + scored,
+            parts=self._take_parts(is_last=reason is not None),
         )
+
+    def _read(self, text: str) -> str:
+        """Find the parts of a message in text that is out."""
+        if self._parser is not None and text:
+            self._parts += self._parser.push(text)
+        return text
+
+    def _take_parts(self, *, is_last: bool) -> list[Part]:
+        if self._parser is None:
+            return []
+        parts, self._parts = self._parts, []
+        return join_parts([*parts, *self._parser.flush()] if is_last else parts)
 
     def _filter(self, text: str) -> str:
         """Let the text of the first min_tokens tokens pass; look for stop strings in the rest."""

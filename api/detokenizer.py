@@ -80,19 +80,33 @@ class WindowDetokenizer:
         return self._advance(is_last=True)
 
     def _advance(self, *, is_last: bool) -> str:
-        shown = self._tokenizer.decode(self._window[: self._num_shown])
-        text = self._tokenizer.decode(self._window)
+        shown = self._decode(self._window[: self._num_shown])
+        text = self._decode(self._window)
         if not is_last and (text.endswith(REPLACEMENT) or len(text) <= len(shown)):
             return ""
         self._window = self._window[self._num_shown :]
         self._num_shown = len(self._window)
         return text[len(shown) :]
 
+    def _decode(self, token_ids: list[int]) -> str:
+        # Which special tokens have no text was decided before they came here.
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
 
-def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
-    """Choose by the tokenizer's own decoder; tables are built once."""
+
+def detokenizer_factory(
+    tokenizer: Tokenizer, *, shown: frozenset[str] = frozenset()
+) -> DetokenizerFactory:
+    """Choose by the tokenizer's own decoder; tables are built once.
+
+    Special tokens have no text, but for those to be `shown`.
+    """
     added = tokenizer.get_added_tokens_decoder()
-    skipped_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+    skipped_ids = frozenset(
+        token_id
+        for token_id, token in added.items()
+        if token.special and token.content not in shown
+    )
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is not None and decoder["type"] == "ByteLevel":
         token_bytes = _byte_table(tokenizer, skipped_ids)

@@ -16,16 +16,19 @@ from api.choice_text import TextDelta, join_deltas
 from api.disconnect import run_while_connected
 from api.errors import to_api_error
 from api.http_body import read_json_object
+from api.logprobs_formats import Json
 from api.merged_streams import merged
+from api.openai.chat_format import ChatFormat
+from api.openai.completion_format import CompletionFormat
 from api.openai.fields import warnings_header
-from api.openai.formats import AnswerFormat, ChatFormat, CompletionFormat
+from api.openai.format import AnswerFormat
 from api.openai.requests import Call
 from api.parameter_checks import Values
 from api.request_span import describe_answer, describe_request
 from api.serving import Serving
 from api.sse import EventSender
 from api.text_stream import TextStream
-from api.usage import Usage, server_timing
+from api.usage import Usage, server_timing, x_relevo
 from telemetry import attributes, tracing
 
 ReadCall = Callable[[Values, Serving], Awaitable[Call]]
@@ -101,7 +104,8 @@ class GenerationEndpoint:
                 parts[index].append(delta)
         answers = [join_deltas(deltas) for deltas in parts]
         choices = [answers[index] for index in _shown_indexes(streams)]
-        data = orjson.dumps(answer.body(choices, Usage.of(streams).to_dict()))
+        body = answer.body(choices, Usage.of(streams).to_dict())
+        data = orjson.dumps({**body, "x_relevo": x_relevo(streams)})
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(data)).encode()),
@@ -139,14 +143,25 @@ async def _events(
                 sender.headers = _extra_headers(call, streams)  # by now with times
                 first = answer.first_chunk(index)
                 if first is not None:
-                    yield sse.event(first)
+                    yield sse.event(_with_usage(first, call, streams))
             if (chunk := answer.text_chunk(index, delta)) is not None:
-                yield sse.event(chunk)
+                yield sse.event(_with_usage(chunk, call, streams))
             if delta.finish_reason is not None:
-                yield sse.event(answer.finish_chunk(index, delta.finish_reason))
+                chunk = _with_usage(answer.finish_chunk(index, delta.finish_reason), call, streams)
+                if not call.has_usage_chunk and all(stream.is_finished for stream in streams):
+                    chunk["x_relevo"] = x_relevo(streams)
+                yield sse.event(chunk)
     if call.has_usage_chunk:
-        yield sse.event(answer.usage_chunk(Usage.of(streams).to_dict()))
+        chunk = answer.usage_chunk(Usage.of(streams).to_dict())
+        yield sse.event({**chunk, "x_relevo": x_relevo(streams)})
     yield sse.DONE
+
+
+def _with_usage(chunk: Json, call: Call, streams: Sequence[TextStream]) -> Json:
+    """Add what was used so far, where that is wanted in every chunk."""
+    if call.streaming.has_running_usage:
+        chunk["usage"] = Usage.of(streams).to_dict()
+    return chunk
 
 
 def _shown_indexes(streams: Sequence[TextStream]) -> list[int]:

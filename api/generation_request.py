@@ -19,6 +19,7 @@ from api.parameter_checks import (
     read_stops,
     read_text,
 )
+from api.parsers.reading import Reading
 from api.structured_output import StructuredOutput, read_structured_output
 from api.token_parameters import (
     EncodeWord,
@@ -81,6 +82,7 @@ class GenerationRequest:
     priority: int = 0  # lower is served earlier, and may preempt what is higher
     prompt_cache_key: str = ""  # a hint: requests with the same one share a prefix
     structured_output: StructuredOutput | None = None  # what the text must match
+    reading: Reading | None = None  # how thoughts and calls are found in the text; None: not at all
 
     @property
     def num_computed_prompt_logprobs(self) -> int | None:
@@ -148,6 +150,7 @@ def validate(
     """
     if not token_ids:
         raise invalid(f"{prompt_name} is empty; give at least one token", prompt_name)
+    token_ids = _truncated(values, token_ids, limits.max_model_len)
     left = _tokens_left(len(token_ids), limits.max_model_len, prompt_name)
     max_tokens = _read_max_tokens(values, limits.max_model_len, left)
     if max_tokens is None:
@@ -190,6 +193,17 @@ def validate(
         prompt_cache_key=_read_cache_key(values),
         structured_output=read_structured_output(values),
     )
+
+
+def _truncated(values: Values, token_ids: Sequence[int], max_model_len: int) -> Sequence[int]:
+    """Keep the end of a prompt that may be cut; -1: all that leaves room for one token."""
+    name = "truncate_prompt_tokens"
+    num = read_integer(values, name, low=-1)
+    if num is None:
+        return token_ids
+    if num == 0 or num >= max_model_len:
+        raise invalid(f"{name} must be -1 or from 1 to {max_model_len - 1}, got {num}", name)
+    return token_ids[-(max_model_len - 1 if num == -1 else num) :]
 
 
 def _tokens_left(num_prompt_tokens: int, max_model_len: int, prompt_name: str) -> int:

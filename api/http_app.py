@@ -12,7 +12,8 @@ from api.errors import ApiError, Verdict
 from api.generation_endpoint import GenerationEndpoint
 from api.http_gate import HttpGate, error_response
 from api.information_routes import InformationRoutes, version
-from api.openai.formats import ChatFormat, CompletionFormat
+from api.openai.chat_format import ChatFormat
+from api.openai.completion_format import CompletionFormat
 from api.openai.requests import read_chat, read_completion
 from api.openapi import docs_page, openapi_document
 from api.serving import Serving

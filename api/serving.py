@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from api.caller import Caller
 from api.config import IngressConfig, ModelConfig
@@ -135,7 +136,9 @@ class Serving:
             request_id=request_id,
             request_label=request_label,
             generation=generation,
-            new_detokenizer=self.tokenizer.new_detokenizer,
+            new_detokenizer=partial(
+                self.tokenizer.new_detokenizer, is_parsed=request.reading is not None
+            ),
             on_close=lambda: self._forget(request_id),
         )
         self._running[request_id] = stream

@@ -56,6 +56,11 @@ class TextStream:
         return sum(choice.num_tokens for choice in self.choices)
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        """Those of them that are thought, as far as can be told."""
+        return sum(choice.num_reasoning_tokens for choice in self.choices)
+
+    @property
     def best_choices(self) -> Sequence[ChoiceText]:
         """Those to show: all in order, or the best of them by the mean logprob of their tokens."""
         if self._num_shown == len(self.choices):

@@ -6,7 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.chat.messages import read_messages
+from api.chat.conversation import read_conversation
 from api.errors import invalid
 from api.generation_request import read_model
 from api.http_body import read_json_object
@@ -29,9 +29,10 @@ class TokenRoutes:
         if (prompt is None) == (messages is None):
             raise invalid("Give either prompt or messages", "prompt")
         if messages is not None:
-            token_ids = await self._serving.tokenizer.encode_chat(
-                read_messages(messages), max_model_len=max_model_len
+            prompt_ = await self._serving.tokenizer.encode_chat(
+                read_conversation(body), max_model_len=max_model_len
             )
+            token_ids = prompt_.token_ids
         elif isinstance(prompt, str):
             token_ids = await self._serving.tokenizer.encode(prompt, max_model_len=max_model_len)
         else:

@@ -3,16 +3,19 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer as BackendTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from api import detokenizer
-from api.chat.messages import Message
-from api.chat.template import ChatTemplate, Piece
+from api.chat.conversation import Conversation
+from api.chat.template import ChatTemplate, Piece, opens_thought
 from api.detokenizer import Detokenizer
 from api.errors import ApiError, Verdict
+from api.parsers.reading import Dialect
 from api.token_text import token_bytes_of
 
 # Real text has about four characters a token; what has more than this many cannot be meant.
@@ -20,6 +23,17 @@ MAX_CHARACTERS_PER_TOKEN = 16
 MIN_CHARACTER_BOUND = 4096
 # Tokenising this much takes well under a millisecond and stays on the event loop.
 MAX_INLINE_CHARACTERS = 2048
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered chat."""
+
+    token_ids: list[int]
+    opens_thought: bool  # it ends where the model begins to think
 
 
 class Tokenizer:
@@ -36,6 +50,13 @@ class Tokenizer:
             tokenizer, [token.content for token in added if token.special]
         )
         self._new_detokenizer = detokenizer.detokenizer_factory(self._backend)
+        # For chats whose structure control tokens carry: a parser has to see those.
+        marks = self.dialect.marks & {token.content for token in added if token.special}
+        self._new_chat_detokenizer = (
+            detokenizer.detokenizer_factory(self._backend, shown=marks)
+            if marks
+            else self._new_detokenizer
+        )
         self.token_bytes = token_bytes_of(self._backend)
 
     @classmethod
@@ -48,9 +69,14 @@ class Tokenizer:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
         return cls(tokenizer, vocab_size=_vocab_size(folder, default=len(tokenizer)))
 
-    def new_detokenizer(self) -> Detokenizer:
-        """Return a detokenizer for one request."""
-        return self._new_detokenizer()
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes thoughts and calls, as its chat template tells."""
+        return self._template.dialect
+
+    def new_detokenizer(self, *, is_parsed: bool = False) -> Detokenizer:
+        """Return a detokenizer for one request; `is_parsed`: a chat whose text will be read."""
+        return self._new_chat_detokenizer() if is_parsed else self._new_detokenizer()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the whole text of some ids, without special tokens."""
@@ -67,18 +93,18 @@ class Tokenizer:
             lambda: list(self._backend.encode(text, add_special_tokens=True).ids), len(text)
         )
 
-    async def encode_chat(self, messages: Sequence[Message], *, max_model_len: int) -> list[int]:
+    async def encode_chat(self, chat: Conversation, *, max_model_len: int) -> "ChatPrompt":
         """Render and tokenise a chat."""
-        num_characters = sum(len(message["content"]) for message in messages)
+        num_characters = chat.num_characters
         check_length(num_characters, max_model_len, "messages")
-        return await _run(lambda: self._encode_chat(messages), num_characters + 64 * len(messages))
+        cost = num_characters + 64 * len(chat.messages)
+        return await _run(lambda: self._encode_chat(chat), cost)
 
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        return [
-            token_id
-            for piece in self._template.render(messages)
-            for token_id in self._encode_piece(piece)
-        ]
+    def _encode_chat(self, chat: Conversation) -> "ChatPrompt":
+        pieces = self._template.render(chat)
+        token_ids = [token_id for piece in pieces for token_id in self._encode_piece(piece)]
+        is_open = bool(pieces) and not pieces[-1].is_plain and opens_thought(pieces[-1].text)
+        return ChatPrompt(token_ids, is_open)
 
     def _encode_piece(self, piece: Piece) -> list[int]:
         tokenizer = self._plain if piece.is_plain else self._backend
@@ -97,7 +123,7 @@ def check_length(num_characters: int, max_model_len: int, name: str) -> None:
         )
 
 
-async def _run(encode: Callable[[], list[int]], num_characters: int) -> list[int]:
+async def _run(encode: Callable[[], T], num_characters: int) -> T:
     # The tokenizer leaves the interpreter free while it works, so a thread helps.
     return encode() if num_characters <= MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
 

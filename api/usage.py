@@ -16,6 +16,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int
     queue_time_s: float  # in no sum
     prompt_time_s: float
     completion_time_s: float
@@ -29,6 +30,7 @@ class Usage:
             prompt_tokens=sum(stream.num_prompt_tokens for stream in streams),
             completion_tokens=sum(stream.num_tokens for stream in streams),
             cached_tokens=sum(report.cached_tokens for report in reports),
+            reasoning_tokens=sum(stream.num_reasoning_tokens for stream in streams),
             queue_time_s=sum(report.queue_time_s for report in reports),
             prompt_time_s=sum(report.prompt_time_s for report in reports),
             completion_time_s=sum(report.completion_s for report in reports),
@@ -47,6 +49,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "queue_time": self.queue_time_s,
             "prompt_time": self.prompt_time_s,
             "completion_time": self.completion_time_s,
@@ -77,3 +80,18 @@ def server_timing(report: RequestReport) -> str:
         "decode": report.completion_s,
     }
     return ", ".join(f"{name};dur={1e3 * part:.3f}" for name, part in parts.items() if part > 0)
+
+
+def x_relevo(streams: Sequence[TextStream]) -> dict[str, object]:
+    """Return who served a request and what moved; the workers are those of its first prompt."""
+    reports = [stream.report for stream in streams]
+    return {
+        "request_id": streams[0].request_id,
+        "prefill_worker": reports[0].prefill_worker_id or None,
+        "decode_worker": reports[0].last_decode_worker_id or reports[0].decode_worker_id or None,
+        "cached_tokens": {
+            "prefill": sum(report.cached_prefill for report in reports),
+            "decode": sum(report.cached_decode for report in reports),
+        },
+        "kv_transfer_bytes": sum(report.kv_transfer_bytes for report in reports),
+    }

@@ -9,14 +9,19 @@ author meant.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from api.chat.conversation import Conversation
 from api.chat.messages import Message
+from api.chat.tool_prompt import with_tools
 from api.errors import MAX_ECHO_CHARACTERS, invalid
+from api.parsers.reading import Dialect
+from api.parsers.thoughts import OPEN
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -42,35 +47,56 @@ class ChatTemplate:
         spellings = sorted([*control_tokens, _MARKER_START], key=len, reverse=True)
         self._spelling = re.compile("|".join(re.escape(each) for each in spellings if each))
 
+        self.dialect = Dialect.of(_source(tokenizer))
+
     @property
     def exists(self) -> bool:
         """Whether the model comes with a chat template at all."""
         return bool(self._tokenizer.chat_template)
 
-    def render(self, messages: Sequence[Message]) -> list[Piece]:
+    def render(self, chat: Conversation) -> list[Piece]:
         """Return the prompt of a chat, ending where the assistant is to speak."""
         if not self.exists:
             raise invalid("This model has no chat template; use /v1/completions", "messages")
+        messages, tools = chat.messages, chat.tool_use.tools
+        if not self.dialect.has_tools:
+            messages, tools = with_tools(messages, tools), ()
         spelled: list[str] = []
         protected = [self._protect(message, spelled) for message in messages]
-        text = self._apply(protected)
+        shown = [self._protect(tool, spelled) for tool in tools]
+        text = self._apply(protected, shown, chat.template_kwargs)
         _check_nothing_lost(protected, text)
         return _split(text, spelled)
 
-    def _protect(self, message: Message, spelled: list[str]) -> Message:
+    def _protect(self, value: Any, spelled: list[str]) -> Any:
+        """Mark control tokens in every text of a message or a tool, but not in its role."""
+
         def mark(match: re.Match[str]) -> str:
             spelled.append(match.group())
             return f"{_MARKER_START}{len(spelled) - 1}{_MARKER_END}"
 
-        return {
-            key: text if key == "role" else self._spelling.sub(mark, text)
-            for key, text in message.items()
-        }
+        def protect(each: Any) -> Any:
+            if isinstance(each, str):
+                return self._spelling.sub(mark, each)
+            if isinstance(each, dict):
+                return {
+                    protect(key): inner if key == "role" else protect(inner)
+                    for key, inner in each.items()
+                }
+            return [protect(inner) for inner in each] if isinstance(each, list) else each
 
-    def _apply(self, messages: Sequence[Message]) -> str:
+        return protect(value)
+
+    def _apply(
+        self, messages: Sequence[Message], tools: Sequence[Any], kwargs: Mapping[str, object]
+    ) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **kwargs,
             )
         except TemplateError as error:
             raise invalid(
@@ -84,6 +110,17 @@ class ChatTemplate:
         return text
 
 
+def _source(tokenizer: PreTrainedTokenizerFast) -> str:
+    """All of a model's templates: some have one of their own for tools."""
+    template = tokenizer.chat_template or ""
+    return template if isinstance(template, str) else "\n".join(template.values())
+
+
+def opens_thought(text: str) -> bool:
+    """Tell whether a rendered prompt ends where a thought begins."""
+    return text.rstrip().endswith(OPEN)
+
+
 def _reason(error: TemplateError) -> str:
     return (error.message or type(error).__name__)[: 2 * MAX_ECHO_CHARACTERS]
 
@@ -91,7 +128,7 @@ def _reason(error: TemplateError) -> str:
 def _check_nothing_lost(messages: Sequence[Message], text: str) -> None:
     """Refuse a chat whose system message the template drops (Gemma's does, with no user's)."""
     for index, message in enumerate(messages):
-        if message["role"] == "system" and message["content"].strip() not in text:
+        if message["role"] == "system" and str(message["content"]).strip() not in text:
             raise invalid(
                 f"The chat template has no place for messages[{index}] in this chat",
                 f"messages[{index}]",

@@ -7,6 +7,7 @@ is strict.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from api.errors import ApiError, Verdict, invalid, show
 from api.parameter_checks import Values, is_neutral, read_flag
@@ -43,24 +44,34 @@ _SAMPLING = frozenset(
         "return_token_ids",
         "response_format",
         "structured_outputs",
+        "truncate_prompt_tokens",
     }
 )
-CHAT_FIELDS = _SAMPLING | {"messages", "top_logprobs"}
+CHAT_FIELDS = _SAMPLING | {
+    "chat_template_kwargs",
+    "messages",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+}
 COMPLETION_FIELDS = _SAMPLING | {"best_of", "prompt", "echo"}
 
-# They change neither the text nor how it is served here.
-HARMLESS_FIELDS = frozenset(
-    {
-        "metadata",
-        "parallel_tool_calls",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "session_id",
-        "store",
-        "user",
-    }
-)
+# They change neither the text nor how it is served here; their types are judged all the same.
+_HARMLESS: Mapping[str, type] = {
+    "metadata": dict,
+    "prompt_cache_retention": str,
+    "safety_identifier": str,
+    "service_tier": str,
+    "session_id": str,
+    "store": bool,
+    "user": str,
+}
+HARMLESS_FIELDS = frozenset(_HARMLESS)
+_WORDS: Mapping[type, str] = {dict: "an object", str: "a string", bool: "true or false"}
+# What `service_tier` an answer was served in, whichever was asked for.
+SERVICE_TIER = "default"
 
 # Field -> values that ask for nothing beyond what is served. Null always does.
 UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
@@ -82,6 +93,7 @@ UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "modalities": (["text"],),
     "prediction": (),
+    "parallel_tool_calls": (True, False),  # of a completion
     "reasoning_effort": ("none",),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
@@ -90,7 +102,6 @@ UNSERVED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -112,7 +123,11 @@ def check_fields(body: Values, served: frozenset[str], *, is_strict: bool) -> li
     """Refuse what would be ignored at the client's cost; return the names of unknown fields."""
     unknown: list[str] = []
     for name, value in body.items():
-        if name in served or name in HARMLESS_FIELDS or value is None:
+        if name in served or value is None:
+            continue
+        if name in _HARMLESS:
+            if not isinstance(value, _HARMLESS[name]):
+                raise invalid(f"{name} must be {_WORDS[_HARMLESS[name]]}, got {show(value)}", name)
             continue
         neutral = UNSERVED_FIELDS.get(name)
         if neutral is None:
@@ -136,23 +151,32 @@ def warnings_header(unknown: Sequence[str]) -> str:
     return f"ignored unknown fields: {', '.join(names)}{more}"
 
 
-def read_stream(body: Values) -> tuple[bool, bool]:
-    """Return whether to stream, and whether to send usage at the end of the stream."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How an answer is sent."""
+
+    is_stream: bool = False
+    has_usage_chunk: bool = False  # one more chunk, at the end, with usage and no choice
+    has_running_usage: bool = False  # usage so far in every other chunk too
+
+
+def read_stream(body: Values) -> Streaming:
+    """Read stream and stream_options."""
     is_stream = read_flag(body, "stream")
     options = body.get("stream_options")
     if options is None:
-        return is_stream, False
+        return Streaming(is_stream=is_stream)
     if not is_stream:
         raise invalid("stream_options may be set only when stream is true", "stream_options")
     if not isinstance(options, dict):
         raise invalid("stream_options must be an object", "stream_options")
-    if options.get("continuous_usage_stats"):
-        raise ApiError(
-            Verdict.UNSUPPORTED,
-            "stream_options.continuous_usage_stats is not served",
-            param="stream_options.continuous_usage_stats",
-        )
-    return is_stream, read_flag(
-        {"stream_options.include_usage": options.get("include_usage")},
-        "stream_options.include_usage",
+    has_usage = _read_option(options, "include_usage")
+    is_running = _read_option(options, "continuous_usage_stats")
+    return Streaming(
+        is_stream=True, has_usage_chunk=has_usage, has_running_usage=has_usage and is_running
     )
+
+
+def _read_option(options: Values, name: str) -> bool:
+    full_name = f"stream_options.{name}"
+    return read_flag({full_name: options.get(name)}, full_name)

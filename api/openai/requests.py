@@ -1,13 +1,20 @@
 """Turns the body of an OpenAI request into generation requests."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from api.chat.messages import read_messages
+from api.chat.request import read_chat_request
 from api.errors import invalid, show
 from api.generation_request import GenerationRequest, read_model, validate
 from api.logprobs_parameters import read_chat_logprobs, read_completion_logprobs
-from api.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, check_fields, read_stream
+from api.openai.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    SERVICE_TIER,
+    Streaming,
+    check_fields,
+    read_stream,
+)
 from api.parameter_checks import Values, read_token_ids
 from api.serving import Serving
 from telemetry import attributes
@@ -24,36 +31,42 @@ class Call:
 
     operation: str
     requests: Sequence[GenerationRequest]
-    is_stream: bool
-    has_usage_chunk: bool
-    unknown_fields: Sequence[str]
+    streaming: Streaming
+    unknown_fields: Sequence[str] = ()
+    echoed: Mapping[str, object] = field(default_factory=dict)  # what the answer repeats of it
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is a stream of events."""
+        return self.streaming.is_stream
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        """Whether the stream ends with a chunk of usage."""
+        return self.streaming.has_usage_chunk
 
 
 async def read_chat(body: Values, serving: Serving) -> Call:
     """Read the body of /v1/chat/completions."""
     unknown = _check(body, CHAT_FIELDS, serving)
-    is_stream, has_usage_chunk = read_stream(body)
-    messages = read_messages(body.get("messages"))
-    limits = serving.limits()
-    token_ids = await serving.tokenizer.encode_chat(messages, max_model_len=limits.max_model_len)
+    streaming = read_stream(body)
     values = {**body, "logprobs": read_chat_logprobs(body)}
-    request = validate(values, token_ids=token_ids, limits=limits, prompt_name="messages")
-    await serving.check_grammar(request)
     return Call(
         operation=attributes.OPERATION_CHAT,
-        requests=[request],
-        is_stream=is_stream,
-        has_usage_chunk=has_usage_chunk,
+        requests=[await read_chat_request(values, serving)],
+        streaming=streaming,
         unknown_fields=unknown,
+        echoed=_echoed(body),
     )
 
 
 async def read_completion(body: Values, serving: Serving) -> Call:
     """Read the body of /v1/completions."""
     unknown = _check(body, COMPLETION_FIELDS, serving)
-    is_stream, has_usage_chunk = read_stream(body)
+    streaming = read_stream(body)
     limits = serving.limits()
     values = {**body, "logprobs": read_completion_logprobs(body)}
+    is_cut = body.get("truncate_prompt_tokens") is not None
     requests = [
         serving.lay_out_echo(
             validate(
@@ -62,7 +75,7 @@ async def read_completion(body: Values, serving: Serving) -> Call:
                 limits=limits,
                 default_max_tokens=DEFAULT_COMPLETION_TOKENS,
             ),
-            prompt if isinstance(prompt, str) else None,
+            prompt if isinstance(prompt, str) and not is_cut else None,
         )
         for prompt in _read_prompts(body.get("prompt"))
     ]
@@ -71,15 +84,19 @@ async def read_completion(body: Values, serving: Serving) -> Call:
     return Call(
         operation=attributes.OPERATION_TEXT_COMPLETION,
         requests=requests,
-        is_stream=is_stream,
-        has_usage_chunk=has_usage_chunk,
+        streaming=streaming,
         unknown_fields=unknown,
+        echoed=_echoed(body),
     )
 
 
 def _check(body: Values, served: frozenset[str], serving: Serving) -> list[str]:
     read_model(body, served_model=serving.model_config.model_id)
     return check_fields(body, served, is_strict=serving.config.strict)
+
+
+def _echoed(body: Values) -> dict[str, object]:
+    return {} if body.get("service_tier") is None else {"service_tier": SERVICE_TIER}
 
 
 def _check_total(requests: Sequence[GenerationRequest]) -> None:

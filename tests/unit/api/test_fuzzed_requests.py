@@ -25,8 +25,14 @@ SCALARS = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8)
     | st.sampled_from(["user", "system", "text", "tiny", "<|im_end|>"])
+    | st.sampled_from(["function", "required", "auto", "low", "object"])
 )
-KEYS = st.sampled_from(["role", "content", "type", "text", "name", "include_usage"]) | st.text()
+KEYS = st.sampled_from(
+    ["role", "content", "type", "text", "name", "include_usage", "function", "parameters", "id"]
+) | st.sampled_from(
+    ["tool_calls", "arguments", "tools", "mode", "allowed_tools", "enable_thinking"]
+)
+KEYS |= st.text()
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
@@ -35,7 +41,8 @@ VALUES = st.recursive(
 BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=4), VALUES, max_size=6)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant", "system"]) | SCALARS, "content": VALUES}
+        {"role": st.sampled_from(["user", "assistant", "system", "tool"]) | SCALARS},
+        optional={"content": VALUES, "tool_calls": VALUES, "tool_call_id": VALUES},
     ),
     max_size=3,
 )
@@ -76,6 +83,8 @@ def test_any_body_is_judged(
     check(body, serving)
     check({"model": "tiny", "messages": messages, "prompt": prompt}, serving)
     check({"messages": messages, "prompt": prompt, **body, "model": "tiny"}, serving)
+    tool = {"type": "function", "function": {"name": "f", "parameters": prompt}}
+    check({"tools": [tool], "tool_choice": "required", **body, "model": "tiny"}, serving)
     served = {name: value for name, value in body.items() if name in CHAT_FIELDS}
     chat = [{"role": "user", "content": "hi"}]
     check({**served, "model": "tiny", "messages": chat, "prompt": "hi"}, serving)

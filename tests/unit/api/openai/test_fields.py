@@ -5,6 +5,7 @@ import pytest
 from api.errors import ApiError, Verdict
 from api.openai.fields import (
     CHAT_FIELDS,
+    COMPLETION_FIELDS,
     HARMLESS_FIELDS,
     UNSERVED_FIELDS,
     check_fields,
@@ -17,14 +18,11 @@ from api.openai.fields import (
     ("name", "value"),
     [
         ("best_of", 1_000_000),
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
         ("guided_json", {"type": "object"}),
         ("guided_regex", "a+"),
         ("echo", True),
         ("suffix", "x"),
         ("chat_template", "{{ x }}"),
-        ("chat_template_kwargs", {"tokenize": True}),
         ("kv_transfer_params", {"host": "127.0.0.1"}),
         ("modalities", ["text", "audio"]),
     ],
@@ -35,6 +33,21 @@ def test_what_is_not_served_is_a_400_that_names_it(name: str, value: object) -> 
         check_fields({name: value}, CHAT_FIELDS, is_strict=False)
     assert caught.value.verdict is Verdict.UNSUPPORTED
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("user", 5), ("metadata", "x"), ("store", 1), ("service_tier", {})]
+)
+def test_ignored_fields_are_judged_by_their_type(name: str, value: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_fields({name: value}, CHAT_FIELDS, is_strict=False)
+    assert caught.value.param == name
+
+
+def test_a_completion_has_no_tools() -> None:
+    with pytest.raises(ApiError) as caught:
+        check_fields({"tools": [{"type": "function"}]}, COMPLETION_FIELDS, is_strict=False)
+    assert caught.value.param == "tools"
 
 
 def test_a_field_that_moved_says_where_it_is_now() -> None:
@@ -70,17 +83,29 @@ def test_the_warnings_header_is_short_and_printable() -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ({}, (False, False)),
-        ({"stream": None, "stream_options": None}, (False, False)),
-        ({"stream": True}, (True, False)),
-        ({"stream": True, "stream_options": {}}, (True, False)),
-        ({"stream": True, "stream_options": {"include_usage": False}}, (True, False)),
-        ({"stream": True, "stream_options": {"include_usage": True}}, (True, True)),
+        ({}, (False, False, False)),
+        ({"stream": None, "stream_options": None}, (False, False, False)),
+        ({"stream": True}, (True, False, False)),
+        ({"stream": True, "stream_options": {}}, (True, False, False)),
+        ({"stream": True, "stream_options": {"include_usage": False}}, (True, False, False)),
+        ({"stream": True, "stream_options": {"include_usage": True}}, (True, True, False)),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            (True, False, False),
+        ),
+        (
+            {
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            },
+            (True, True, True),
+        ),
     ],
     ids=repr,
 )
-def test_usage_only_when_asked(body: dict[str, object], expected: tuple[bool, bool]) -> None:
-    assert read_stream(body) == expected
+def test_usage_only_when_asked(body: dict[str, object], expected: tuple[bool, ...]) -> None:
+    read = read_stream(body)
+    assert (read.is_stream, read.has_usage_chunk, read.has_running_usage) == expected
 
 
 @pytest.mark.parametrize(
