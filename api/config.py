@@ -4,13 +4,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """TLS on both public ports; with a client CA only holders of its certificates get through."""
+
+    certificate_file: str  # PEM, with the chain
+    private_key_file: str  # PEM
+    client_ca_file: str = ""  # PEM; empty: clients need no certificate
+
+    def __post_init__(self) -> None:
+        """Refuse half a configuration."""
+        for name in ("certificate_file", "private_key_file"):
+            if not getattr(self, name):
+                raise ValueError(f"Got an empty tls.{name} but expected the path of a PEM file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IngressConfig:
     """Where the two servers listen and whom they let in."""
 
     bind_host: str = "127.0.0.1"
     http_port: int = 8000  # 0: any free port
     grpc_port: int = 9000  # 0: any free port
-    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]]; empty: no keys
+    tls: TlsConfig | None = None  # None: plain text
+    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]] [quota=…]…; empty: no keys
+    tenant_cache_salt: bool = False  # no tenant's prompts are found in another's cache
     reflection: bool | None = None  # None: on without keys, off with keys
     strict: bool = False  # unknown HTTP fields are errors
     request_timeout_s: float = 600.0  # default and cap of a request's deadline
@@ -24,6 +41,8 @@ class IngressConfig:
                 raise ValueError(f"Got {port = } but expected 0..65535")
         if self.request_timeout_s <= 0:
             raise ValueError(f"Got {self.request_timeout_s = } but expected more than 0")
+        if self.tenant_cache_salt and not self.api_keys_file:
+            raise ValueError("tenant_cache_salt needs api_keys_file: it names the tenants")
         if self.keep_alive_s < 0 or self.drain_s < 0:
             raise ValueError(f"Got {self.keep_alive_s = }, {self.drain_s = } but expected >= 0")
 

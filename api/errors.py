@@ -84,6 +84,12 @@ class Verdict(Enum):
         type="rate_limit_error",
         code="queue_full",
     )
+    QUOTA_EXCEEDED = Face(
+        http_status=429,
+        grpc_code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+    )
     CANCELLED = Face(
         http_status=499,
         grpc_code=grpc.StatusCode.CANCELLED,

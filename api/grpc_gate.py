@@ -45,9 +45,11 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if not handler_call_details.method.startswith(_OPEN_METHODS):
             try:
-                tenant = self._keys.check(_values(metadata, "authorization"))
-                session_id = "".join(_values(metadata, "x-session-id")[:1])
-                caller.set(Caller(tenant=tenant, session_id=session_id))
+                who = self._keys.admit(
+                    _values(metadata, "authorization"),
+                    session_id="".join(_values(metadata, "x-session-id")[:1]),
+                )
+                caller.set(who)
             except Exception as error:  # noqa: BLE001
                 return _refusal(handler, error, label)
         if handler is None:

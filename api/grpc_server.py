@@ -1,5 +1,7 @@
 """The public gRPC server: our service, health, reflection."""
 
+from pathlib import Path
+
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
@@ -51,13 +53,26 @@ class GrpcServer:
             reflection.enable_server_reflection(names, self._server)  # type: ignore[no-untyped-call]
         host = f"[{bind_host}]" if ":" in bind_host else bind_host
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._listen(f"{host}:{port}")
         except RuntimeError as error:
             raise OSError(
                 f"Got {port = } for gRPC but it cannot be listened on: {error}"
             ) from error
         await self._server.start()
-        return int(bound)
+        return bound
+
+    def _listen(self, address: str) -> int:
+        tls = self._serving.config.tls
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        key, certificate = Path(tls.private_key_file), Path(tls.certificate_file)
+        client_ca = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
+        credentials = grpc.ssl_server_credentials(
+            [(key.read_bytes(), certificate.read_bytes())],
+            root_certificates=client_ca,
+            require_client_auth=client_ca is not None,
+        )
+        return int(self._server.add_secure_port(address, credentials))
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones a while, then cancel them."""

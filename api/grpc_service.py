@@ -239,7 +239,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> inference_pb2.AbortResponse:
         """End a running request."""
-        return inference_pb2.AbortResponse(aborted=self._serving.abort(request.request_id))
+        return inference_pb2.AbortResponse(
+            aborted=self._serving.abort(request.request_id, caller=caller.get())
+        )
 
     def _check_named_model(self, model: str) -> None:
         if model:

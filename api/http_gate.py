@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.api_keys import ApiKeys
-from api.caller import Caller
 from api.errors import ApiError, Verdict, to_api_error
 from telemetry.logs import request_scope
 
@@ -67,9 +66,10 @@ class HttpGate:
                 f"A request may have {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all",
             )
         if scope["path"] not in OPEN_PATHS:
-            tenant = self._keys.check(_values(headers, b"authorization"))
-            session_id = "".join(_values(headers, b"x-session-id")[:1])
-            scope["state"]["caller"] = Caller(tenant=tenant, session_id=session_id)
+            scope["state"]["caller"] = self._keys.admit(
+                _values(headers, b"authorization"),
+                session_id="".join(_values(headers, b"x-session-id")[:1]),
+            )
 
 
 def read_label(values: list[str]) -> str:

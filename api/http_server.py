@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.config import TlsConfig
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
@@ -75,10 +78,13 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Owns the listening socket. Invariant: after `start` it accepts, after `stop` it does not."""
 
-    def __init__(self, app: ASGIApp, *, bind_host: str, port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, bind_host: str, port: int, tls: TlsConfig | None = None
+    ) -> None:
         self._app = app
         self._bind_host = bind_host
         self._port = port
+        self._tls = tls
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -97,6 +103,7 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=5,
             backlog=BACKLOG,
+            **_ssl_settings(self._tls),
         )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -114,6 +121,17 @@ class HttpServer:
             return
         self._server.should_exit = True
         await self._task
+
+
+def _ssl_settings(tls: TlsConfig | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        "ssl_certfile": tls.certificate_file,
+        "ssl_keyfile": tls.private_key_file,
+        "ssl_ca_certs": tls.client_ca_file or None,
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if tls.client_ca_file else ssl.CERT_NONE,
+    }
 
 
 def _listen(host: str, port: int) -> socket.socket:

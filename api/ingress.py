@@ -34,7 +34,7 @@ class Ingress:
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self._config = config
-        keys = ApiKeys.load(config.api_keys_file)
+        keys = ApiKeys(config.api_keys_file)
         self.serving = Serving(
             config,
             model_config,
@@ -42,7 +42,9 @@ class Ingress:
             upstream=router,
         )
         self._app = build_http_app(self.serving, keys=keys, sink=sink)
-        self._http = HttpServer(self._app, bind_host=config.bind_host, port=config.http_port)
+        self._http = HttpServer(
+            self._app, bind_host=config.bind_host, port=config.http_port, tls=config.tls
+        )
         self._grpc = GrpcServer(self.serving, keys)
         self.http_port = 0  # known after start
         self.grpc_port = 0

@@ -5,7 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from api.caller import Caller
@@ -28,6 +28,14 @@ ANYBODY = Caller()
 _LOGGER = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """An open stream and whose it is."""
+
+    stream: TextStream
+    caller: Caller
+
+
 class Serving:
     """Owns the running requests of this ingress: each from its start until its stream is closed."""
 
@@ -47,7 +55,7 @@ class Serving:
         self.now = now
         self.is_draining = False
         self._idle = asyncio.Event()
-        self._running: dict[str, TextStream] = {}
+        self._running: dict[str, _Running] = {}
         self._grammar_checker = GrammarChecker(model_config.path)
 
     @property
@@ -113,12 +121,13 @@ class Serving:
         if self.is_draining:
             raise NoWorkers("The server is shutting down", NOT_READY_RETRY_AFTER_S)
         request_id = uuid.uuid4().hex
+        caller.allowance.charge(len(request.token_ids))
         generation = self.upstream.generate(
             RoutedRequest(
                 request_id=request_id,
                 token_ids=request.token_ids,
                 sampling=request.to_sampling_params(),
-                cache_salt=request.cache_salt,
+                cache_salt=self._cache_salt(request, caller),
                 request_label=request_label,
                 tenant=caller.tenant,
                 priority=request.priority,
@@ -141,15 +150,15 @@ class Serving:
             ),
             on_close=lambda: self._forget(request_id),
         )
-        self._running[request_id] = stream
+        self._running[request_id] = _Running(stream=stream, caller=caller)
         return stream
 
-    def abort(self, request_id: str) -> bool:
-        """End a running request by the id the server gave it; False when there is none."""
-        stream = self._running.get(request_id)
-        if stream is None:
+    def abort(self, request_id: str, *, caller: Caller = ANYBODY) -> bool:
+        """End a request of this tenant by the id the server gave it; False when there is none."""
+        running = self._running.get(request_id)
+        if running is None or running.caller.tenant.name != caller.tenant.name:
             return False
-        stream.abort()
+        running.stream.abort()
         return True
 
     async def drain(self, timeout_s: float) -> None:
@@ -160,22 +169,23 @@ class Serving:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             _LOGGER.warning("%d requests end with the ingress", len(self._running))
-            for stream in list(self._running.values()):
-                stream.abort()
+            for running in list(self._running.values()):
+                running.stream.abort()
 
     async def close(self) -> None:
         """End what belongs to no request; after `drain`."""
         await self._grammar_checker.close()
 
-    def _cap(self, timeout_s: float | None) -> float:
-        """Bound a client's deadline by ours."""
-        limit = self.config.request_timeout_s
-        return limit if timeout_s is None else min(timeout_s, limit)
+    def _cache_salt(self, request: GenerationRequest, caller: Caller) -> str:
+        is_own = self.config.tenant_cache_salt
+        return caller.cache_salt(request.cache_salt) if is_own else request.cache_salt
 
     def _wake_when_idle(self) -> None:
         if self.is_draining and not self._running:
             self._idle.set()
 
     def _forget(self, request_id: str) -> None:
-        self._running.pop(request_id, None)
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            running.caller.allowance.charge(running.stream.num_tokens)
         self._wake_when_idle()

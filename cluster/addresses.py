@@ -10,7 +10,7 @@ from cluster.config import ClusterConfig
 def table(config: ClusterConfig, dashboard: str, run_directory: Path) -> dict[str, str]:
     """Name -> address of everything a person may want to open."""
     host = _reachable_host(config)
-    http = f"http://{host}:{config.ingress.http_port}"
+    http = _http_url(config)
     rows = {
         "HTTP": f"{http}/v1",
         "gRPC": f"{host}:{config.ingress.grpc_port}",
@@ -25,6 +25,11 @@ def table(config: ClusterConfig, dashboard: str, run_directory: Path) -> dict[st
     if config.is_local:
         rows["Logs"] = str(run_directory / "ray" / "session_latest" / "logs")
     return rows
+
+
+def _http_url(config: ClusterConfig) -> str:
+    scheme = "http" if config.ingress.tls is None else "https"
+    return f"{scheme}://{_reachable_host(config)}:{config.ingress.http_port}"
 
 
 def _reachable_host(config: ClusterConfig) -> str:
@@ -44,5 +49,7 @@ def curl(config: ClusterConfig) -> str:
         }
     )
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.ingress.api_keys_file else ""
-    url = f"http://{_reachable_host(config)}:{config.ingress.http_port}/v1/chat/completions"
-    return f"curl {url} -H 'Content-Type: application/json'{key} -d '{body}'"
+    tls = config.ingress.tls
+    ca = f" --cacert {tls.certificate_file}" if tls is not None else ""
+    url = f"{_http_url(config)}/v1/chat/completions"
+    return f"curl{ca} {url} -H 'Content-Type: application/json'{key} -d '{body}'"

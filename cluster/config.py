@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from api.config import TlsConfig
 from cluster.config_sources import (
     ConfigError,
     check_keys,
@@ -93,7 +94,9 @@ class IngressSection(_Section):
     http_port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int = Field(default=9000, ge=1, le=65535)
     replicas: int = Field(default=1, ge=1)  # more than 1 means one per node
-    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]]; empty = no keys
+    tls: TlsConfig | None = None  # of both ports; null = plain text
+    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]] [quota=…]…; empty = no keys
+    tenant_cache_salt: bool = False  # no tenant's prompts are found in another's cache
     reflection: bool | None = None  # null = on without keys, off with keys
     strict: bool = False  # unknown HTTP fields are errors
 
@@ -122,6 +125,8 @@ class ClusterConfig(_Section):
             raise ValueError(
                 f"ingress.http_port and ingress.grpc_port are both {self.ingress.http_port}"
             )
+        if self.ingress.tenant_cache_salt and not self.ingress.api_keys_file:
+            raise ValueError("ingress.tenant_cache_salt needs ingress.api_keys_file")
         return self
 
     @property

@@ -71,6 +71,10 @@ def _check_files(config: ClusterConfig) -> None:
         named["rpc.tls.certificate_file"] = config.rpc.tls.certificate_file
         named["rpc.tls.private_key_file"] = config.rpc.tls.private_key_file
         named["rpc.tls.ca_file"] = config.rpc.tls.ca_file
+    if config.ingress.tls is not None:
+        named["ingress.tls.certificate_file"] = config.ingress.tls.certificate_file
+        named["ingress.tls.private_key_file"] = config.ingress.tls.private_key_file
+        named["ingress.tls.client_ca_file"] = config.ingress.tls.client_ca_file
     for key, path in named.items():
         if key == "cluster.token_file" and config.is_local:
             continue  # made where it is missing
