@@ -7,7 +7,7 @@ SEED ?= 1
 ARGS ?=
 JOBS ?= -n 2 --dist loadfile
 # Tests of several worker processes: side by side they would take each other's cores for frozen ones.
-ALONE := tests/integration/router tests/integration/workers tests/e2e
+ALONE := tests/integration/router tests/integration/workers tests/integration/operations tests/e2e
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -20,7 +20,6 @@ from router.router import Router
 from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.token import read_token
-from telemetry import tracing
 from telemetry.config import TelemetryConfig
 from telemetry.logs import set_up_logging
 from telemetry.metrics import Metrics, MetricSink
@@ -51,21 +50,28 @@ class IngressReplica:
         self, name: str, settings: IngressSettings, *workers: DeploymentHandle[Any]
     ) -> None:
         set_up_logging()
-        tracing.set_up_tracing("relevo-ingress", settings.telemetry)
         self._name = f"{name}-{serve.get_replica_context().rank.rank}"
         sink = PrometheusSink()
+        metrics = Metrics(settings.wrap_sink(sink))
         self._channels = ChannelPool(token=read_token(settings.token_file), config=settings.rpc)
         self._router = Router(
             settings.router,
             settings.make_discovery(workers),
             self._channels,
             ingress_id=self._name,
-            metrics=Metrics(settings.wrap_sink(sink)),
+            metrics=metrics,
             now=time.monotonic,
         )
         await self._router.start()
         model = replace(settings.model, path=settings.find_model(settings.model.path))
-        self._ingress = Ingress(settings.ingress, model, router=self._router, sink=sink)
+        self._ingress = Ingress(
+            settings.ingress,
+            model,
+            router=self._router,
+            sink=sink,
+            metrics=metrics,
+            telemetry=settings.telemetry,
+        )
         await self._ingress.start()
 
     def status(self) -> dict[str, object]:

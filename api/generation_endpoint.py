@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import orjson
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import Span
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -24,12 +24,12 @@ from api.openai.fields import warnings_header
 from api.openai.format import AnswerFormat
 from api.openai.requests import Call
 from api.parameter_checks import Values
-from api.request_span import describe_answer, describe_request
+from api.request_span import describe_answer, describe_request, note_failure, request_span
 from api.serving import Serving
 from api.sse import EventSender
 from api.text_stream import TextStream
 from api.usage import Usage, server_timing, x_relevo
-from telemetry import attributes, tracing
+from telemetry import tracing
 
 ReadCall = Callable[[Values, Serving], Awaitable[Call]]
 NewFormat = type[ChatFormat] | type[CompletionFormat]
@@ -51,9 +51,7 @@ class GenerationEndpoint:
         arrived_at = self._serving.now()
         request = Request(scope, receive)
         parent = tracing.extract((key, value) for key, value in request.headers.items())
-        with tracing.span(
-            attributes.SPAN_HTTP_REQUEST, kind=SpanKind.SERVER, parent=parent
-        ) as span:
+        with request_span(parent) as span:
             body = await read_json_object(request)
             await run_while_connected(receive, self._serve(body, scope, send, span, arrived_at))
 
@@ -129,6 +127,7 @@ class GenerationEndpoint:
             if not sender.is_started:
                 raise
             _LOGGER.warning("Stream ended by an error", exc_info=error)
+            note_failure(error)
             await sender.fail(sse.event(to_api_error(error).to_dict(streams[0].request_id)))
 
 

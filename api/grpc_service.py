@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from opentelemetry.trace import SpanKind
 from relevo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 from api.choice_text import TextDelta, join_deltas
@@ -16,12 +15,12 @@ from api.grpc_fields import read_fields
 from api.grpc_gate import caller, request_label
 from api.grpc_logprobs import to_message
 from api.parameter_checks import read_token_ids
-from api.request_span import describe_answer, describe_request
+from api.request_span import describe_answer, describe_request, request_span
 from api.serving import Serving
 from api.text_stream import TextStream
 from api.usage import Usage
 from router.request import FinishReason
-from telemetry import attributes, tracing
+from telemetry import attributes
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -119,7 +118,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         arrived_at, timeout_s = self._serving.now(), context.time_remaining()
         label = request_label.get()
         model = self._serving.model_config.model_id
-        with tracing.span(attributes.SPAN_GRPC_REQUEST, kind=SpanKind.SERVER) as span:
+        with request_span() as span:
             request = await self._read(generation, is_stream=is_stream)
             operation = attributes.OPERATION_TEXT_COMPLETION
             describe_request(span, request, operation=operation, model=model, is_stream=is_stream)

@@ -16,15 +16,23 @@ from api.openai.chat_format import ChatFormat
 from api.openai.completion_format import CompletionFormat
 from api.openai.requests import read_chat, read_completion
 from api.openapi import docs_page, openapi_document
+from api.operations.dashboard import EVENTS_PATH, PATH, Dashboard, DashboardEvents
+from api.operations.pulse import Pulse
+from api.operations.trace_routes import TraceRoutes
 from api.serving import Serving
 from api.token_routes import TokenRoutes
 from telemetry.prometheus_sink import PrometheusSink
+from telemetry.trace_store import TraceStore
 
 
-def build_http_app(serving: Serving, *, keys: ApiKeys, sink: PrometheusSink) -> HttpGate:
+def build_http_app(
+    serving: Serving, *, keys: ApiKeys, sink: PrometheusSink, traces: TraceStore, pulse: Pulse
+) -> HttpGate:
     """Compose the HTTP face; it needs no lifespan."""
     information = InformationRoutes(serving, sink)
     tokens = TokenRoutes(serving)
+    trace_routes = TraceRoutes(traces)
+    dashboard = Dashboard(serving, pulse, traces, version=version())
     document = orjson.dumps(openapi_document(version()))
     page = docs_page(document)
 
@@ -45,6 +53,9 @@ def build_http_app(serving: Serving, *, keys: ApiKeys, sink: PrometheusSink) -> 
         Route("/v1/models/{model:path}", information.model),
         Route("/v1/status", information.status),
         Route("/v1/loads", information.loads),
+        Route("/v1/traces/{name}", trace_routes.trace),
+        Route(PATH, dashboard.page),
+        Route(EVENTS_PATH, DashboardEvents(dashboard)),
         Route("/health", information.health),
         Route("/ready", information.ready),
         Route("/version", information.version),

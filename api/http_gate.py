@@ -1,5 +1,6 @@
 """The door of the HTTP server: bounds, keys and labels, before any route is looked at."""
 
+import base64
 import logging
 import math
 import uuid
@@ -16,6 +17,8 @@ from telemetry.logs import request_scope
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 32 * 1024
 MAX_LABEL_CHARACTERS = 128
+DASHBOARD = "/dashboard"  # only its page and events take a browser's own way to send a key
+BASIC = 'Basic realm="relevo: any user, the API key as password", charset="UTF-8"'
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 _LOGGER = logging.getLogger(__name__)
@@ -54,7 +57,11 @@ class HttpGate:
                 await self._app(scope, receive, send_labelled)
             except Exception as error:
                 if not is_started:
-                    await error_response(error, label)(scope, receive, send_labelled)
+                    response = error_response(error, label)
+                    if scope["path"] == DASHBOARD and response.status_code == 401:
+                        # A browser asks its user then, and sends the answer with each request.
+                        response.headers["www-authenticate"] = BASIC
+                    await response(scope, receive, send_labelled)
                 elif not isinstance(error, ApiError):
                     _LOGGER.exception("Response to %s was cut off", scope["path"])
 
@@ -66,10 +73,24 @@ class HttpGate:
                 f"A request may have {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all",
             )
         if scope["path"] not in OPEN_PATHS:
+            authorizations = _values(headers, b"authorization")
+            if scope["path"].startswith(DASHBOARD):
+                authorizations = [as_bearer(each) for each in authorizations]
             scope["state"]["caller"] = self._keys.admit(
-                _values(headers, b"authorization"),
-                session_id="".join(_values(headers, b"x-session-id")[:1]),
+                authorizations, session_id="".join(_values(headers, b"x-session-id")[:1])
             )
+
+
+def as_bearer(authorization: str) -> str:
+    """Take a browser's password for the key; who the user is does not matter."""
+    scheme, _, encoded = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return authorization
+    try:
+        decoded = base64.b64decode(encoded, validate=True).decode("utf-8", "surrogateescape")
+    except ValueError:
+        return authorization
+    return f"Bearer {decoded.partition(':')[2]}"
 
 
 def read_label(values: list[str]) -> str:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import ApiError, Verdict, invalid, show
-from api.metrics_page import CONTENT_TYPE, metrics_page
+from api.operations.metrics_page import CONTENT_TYPE, metrics_page
 from api.serving import NOT_READY_RETRY_AFTER_S, Serving
 from api.worker_loads import load_to_dict
 from telemetry.prometheus_sink import PrometheusSink

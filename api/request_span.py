@@ -1,17 +1,44 @@
-"""What the span and the log say about a request; never a word of its text."""
+"""What the span of a request says about it; never a word of its text."""
 
-import logging
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from opentelemetry.trace import Span
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode
 
+from api.errors import to_api_error
 from api.generation_request import GenerationRequest
 from api.text_stream import TextStream
 from api.usage import Usage
-from telemetry import attributes
+from router.report import RequestReport
+from telemetry import attributes, tracing
 from telemetry.logs import request_id
 
-_LOGGER = logging.getLogger(__name__)
+
+@contextmanager
+def request_span(parent: Context | None = None) -> Iterator[Span]:
+    """Run the body inside the span of one request; what ends it badly is named on it."""
+    with tracing.span(
+        attributes.SPAN_REQUEST, kind=SpanKind.SERVER, parent=parent, records_exceptions=False
+    ) as span:
+        try:
+            yield span
+        except asyncio.CancelledError:
+            span.set_attribute(attributes.ERROR_TYPE, "cancelled")
+            raise
+        except Exception as error:
+            note_failure(error)
+            raise
+
+
+def note_failure(error: Exception) -> None:
+    """Name the verdict on the current span; only the server's own faults make it a failed one."""
+    face, span = to_api_error(error).face, trace.get_current_span()
+    span.set_attribute(attributes.ERROR_TYPE, face.code)
+    if face.http_status >= 500:
+        span.set_status(StatusCode.ERROR, face.code)
 
 
 def describe_request(
@@ -35,22 +62,10 @@ def describe_request(
 
 
 def describe_answer(span: Span, response_id: str, streams: Sequence[TextStream]) -> None:
-    """Write down what came of it, in the span and in one line of the log."""
+    """Write down what came of it, in the span."""
     usage = Usage.of(streams)
     report = streams[0].report
     choices = [choice for stream in streams for choice in stream.choices]
-    _LOGGER.info(
-        "%s: %d+%d tokens (%d cached), %s, first token %s s, %.3f s in all, %s -> %s",
-        response_id,
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        usage.cached_tokens,
-        ",".join(choice.finish_reason or "cut off" for choice in choices),
-        "-" if report.first_token_s is None else f"{report.first_token_s:.3f}",
-        report.elapsed_s,
-        report.prefill_worker_id or "alone",
-        report.decode_worker_id or "nowhere",
-    )
     span.set_attributes(
         {
             attributes.GEN_AI_RESPONSE_ID: response_id,
@@ -63,7 +78,22 @@ def describe_answer(span: Span, response_id: str, streams: Sequence[TextStream])
             attributes.RELEVO_REQUEST_ID: streams[0].request_id,
             attributes.RELEVO_PREFILL_WORKER: report.prefill_worker_id,
             attributes.RELEVO_DECODE_WORKER: report.decode_worker_id,
+            attributes.RELEVO_NUM_MIGRATIONS: report.num_migrations,
+            **_time_parts(report),
         }
     )
     if report.first_token_s is not None:
         span.set_attribute(attributes.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, report.first_token_s)
+
+
+def _time_parts(report: RequestReport) -> dict[str, float]:
+    """Where the time went, of requests that got so far; each set sums exactly."""
+    parts: dict[str, float] = {}
+    if report.first_token_s is not None:
+        for name, seconds in report.first_token_parts.items():
+            parts[f"{attributes.RELEVO_FIRST_TOKEN_PREFIX}{name}_s"] = seconds
+    if report.second_token_s is not None:
+        parts[attributes.RELEVO_SECOND_TOKEN_S] = report.second_token_s
+        for name, seconds in report.second_token_parts.items():
+            parts[f"{attributes.RELEVO_SECOND_TOKEN_PREFIX}{name}_s"] = seconds
+    return parts

@@ -13,6 +13,7 @@ from api.config import IngressConfig, ModelConfig
 from api.echo import Echo
 from api.errors import ApiError, Verdict, invalid
 from api.generation_request import GenerationRequest, Limits
+from api.operations.request_log import RequestLog
 from api.text_stream import TextStream
 from api.tokenizer import Tokenizer
 from api.upstream import Upstream
@@ -46,6 +47,7 @@ class Serving:
         *,
         tokenizer: Tokenizer,
         upstream: Upstream,
+        request_log: RequestLog | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -53,6 +55,7 @@ class Serving:
         self.tokenizer = tokenizer
         self.upstream = upstream
         self.now = now
+        self._request_log = request_log or RequestLog()
         self.is_draining = False
         self._idle = asyncio.Event()
         self._running: dict[str, _Running] = {}
@@ -122,24 +125,23 @@ class Serving:
             raise NoWorkers("The server is shutting down", NOT_READY_RETRY_AFTER_S)
         request_id = uuid.uuid4().hex
         caller.allowance.charge(len(request.token_ids))
-        generation = self.upstream.generate(
-            RoutedRequest(
-                request_id=request_id,
-                token_ids=request.token_ids,
-                sampling=request.to_sampling_params(),
-                cache_salt=self._cache_salt(request, caller),
-                request_label=request_label,
-                tenant=caller.tenant,
-                priority=request.priority,
-                session_key=caller.session_key(request.prompt_cache_key),
-                num_choices=request.num_choices,
-                timeout_s=min(
-                    timeout_s or self.config.request_timeout_s, self.config.request_timeout_s
-                ),
-                arrived_at=arrived_at,
-                trace_context=tracing.current_context(),
-            )
+        routed = RoutedRequest(
+            request_id=request_id,
+            token_ids=request.token_ids,
+            sampling=request.to_sampling_params(),
+            cache_salt=self._cache_salt(request, caller),
+            request_label=request_label,
+            tenant=caller.tenant,
+            priority=request.priority,
+            session_key=caller.session_key(request.prompt_cache_key),
+            num_choices=request.num_choices,
+            timeout_s=min(
+                timeout_s or self.config.request_timeout_s, self.config.request_timeout_s
+            ),
+            arrived_at=arrived_at,
+            trace_context=tracing.current_context(),
         )
+        generation = self.upstream.generate(routed)
         stream = TextStream(
             request,
             request_id=request_id,
@@ -148,7 +150,7 @@ class Serving:
             new_detokenizer=partial(
                 self.tokenizer.new_detokenizer, is_parsed=request.reading is not None
             ),
-            on_close=lambda: self._forget(request_id),
+            on_close=lambda: self._forget(routed),
         )
         self._running[request_id] = _Running(stream=stream, caller=caller)
         return stream
@@ -175,6 +177,7 @@ class Serving:
     async def close(self) -> None:
         """End what belongs to no request; after `drain`."""
         await self._grammar_checker.close()
+        self._request_log.close()
 
     def _cache_salt(self, request: GenerationRequest, caller: Caller) -> str:
         is_own = self.config.tenant_cache_salt
@@ -184,8 +187,9 @@ class Serving:
         if self.is_draining and not self._running:
             self._idle.set()
 
-    def _forget(self, request_id: str) -> None:
-        running = self._running.pop(request_id, None)
+    def _forget(self, request: RoutedRequest) -> None:
+        running = self._running.pop(request.request_id, None)
         if running is not None:
             running.caller.allowance.charge(running.stream.num_tokens)
+            self._request_log.write(request, running.stream)
         self._wake_when_idle()

@@ -47,6 +47,11 @@ class Upstream(Protocol):
         """Start a request."""
         ...
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for workers here."""
+        ...
+
     def is_ready(self) -> bool:
         """Tell whether a choice of workers exists now."""
         ...

@@ -81,6 +81,22 @@ def status(
     raise typer.Exit(_load("cluster.status").run(url, api_key=api_key, as_json=as_json))
 
 
+@app.command()
+def trace(
+    request_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST_ID", help="The answer's id, its X-Request-Id, or a trace id."
+        ),
+    ],
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the spans as they come.")] = False,
+) -> None:
+    """Show where the time of one of the last requests went."""
+    raise typer.Exit(_load("cluster.trace").run(url, request_id, api_key=api_key, as_json=as_json))
+
+
 @config_app.command("show")
 def config_show(config: ConfigFile = None, assignments: Assignments = None) -> None:
     """Print every key with the value that would be used."""

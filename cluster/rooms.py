@@ -1,5 +1,6 @@
 """Builds each room's own configuration from the whole one."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,10 @@ def demands(config: ClusterConfig) -> list[Demand]:
 
 def with_absolute_paths(config: ClusterConfig) -> ClusterConfig:
     """The same configuration for processes that run in other directories."""
+    if log_file := config.telemetry.request_log_file:
+        absolute = str(Path(log_file).expanduser().resolve())
+        telemetry = replace(config.telemetry, request_log_file=absolute)
+        config = config.model_copy(update={"telemetry": telemetry})
     path = Path(config.model.path).expanduser()
     if not path.exists():
         return config

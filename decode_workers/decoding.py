@@ -41,7 +41,7 @@ from kv_transfer.receiver import KVReceiver, Received, ReceiveOrder
 from rpc.admission import Admission, Leg
 from rpc.errors import RequestFailedError, TransferLostError, WorkerUnavailableError
 from rpc.worker_metrics import WorkerMetrics
-from telemetry import metrics
+from telemetry import metrics, tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,11 @@ class Decoding:
             timeout_s=order.timeout_s,
         )
         reserve = partial(self._engine_loop.reserve, order.request)
-        receiving = asyncio.ensure_future(self._receiver.receive(receive_order, control, reserve))
+        # The peer sees this span as the caller of its side, and links its own to it.
+        with tracing.attached(running.trace.receive()):
+            receiving = asyncio.ensure_future(
+                self._receiver.receive(receive_order, control, reserve)
+            )
         leg.when_migrating(receiving.cancel)
         try:
             return await receiving
@@ -268,7 +272,7 @@ class Decoding:
                 yield replace(output, finish_reason=FinishReason.MIGRATE)
                 return
             self._raise_on_failure(output)
-            running.trace.token(output)
+            running.trace.output(output)
             yield output
 
     def _raise_on_failure(self, output: RequestOutput) -> None:

@@ -46,11 +46,11 @@ from rpc.token import read_token
 from rpc.worker_metrics import WorkerMetrics, WrapSink
 from rpc.worker_service import WorkerService
 from rpc.worker_state import StateSources, WorkerState
-from telemetry import metrics, tracing
+from telemetry import metrics, provider
+from telemetry.span_outbox import SpanOutbox
 
 POOL = "decode"
 STOP_GRACE_S = 0.5
-TRACING_SHUTDOWN_S = 2.0
 
 
 class DecodeWorker:
@@ -75,6 +75,7 @@ class DecodeWorker:
             node_id=node_id,
             pid=os.getpid(),
         )
+        self._outbox = SpanOutbox()
         self._metrics = WorkerMetrics(pool=POOL, worker_id=worker_id, wrap_sink=wrap_sink)
         self._admission = Admission(
             incarnation=incarnation,
@@ -88,7 +89,9 @@ class DecodeWorker:
         """Load the model, measure it, and serve."""
         config, description = self._config, self._description
         identify(pool=POOL, worker=description.worker_id)
-        tracing.set_up_tracing("relevo-decode", config.telemetry)
+        provider.set_up_tracing(f"relevo-{POOL}", config.telemetry, instance=description.worker_id)
+        provider.add_listener(self._outbox)
+        self._stack.callback(provider.remove_listener, self._outbox)
         token = read_token(config.token_file)
         engine = await asyncio.to_thread(Engine, config.engine)
         self._build_kv_plane(engine, token=token)
@@ -126,7 +129,6 @@ class DecodeWorker:
     async def stop(self) -> None:
         """End everything."""
         await self._stack.aclose()
-        await asyncio.to_thread(tracing.shut_down, TRACING_SHUTDOWN_S)
 
     def _build_kv_plane(self, engine: Engine, *, token: str) -> None:
         config, description = self._config.kv_transfer, self._description
@@ -167,6 +169,7 @@ class DecodeWorker:
                 links=self._dialer.statuses,
                 num_transferring=lambda: self._receiver.num_active,
                 metrics=self._metrics,
+                spans=self._outbox,
                 export=self._export,
             ),
         )

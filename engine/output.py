@@ -47,6 +47,7 @@ def make_output(
         token_ids=token_ids,
         num_computed_tokens=request.num_computed_tokens,
         num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
         finish_reason=finish_reason,
         error=error,
         timings=replace(request.timings) if with_timings else None,

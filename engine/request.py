@@ -160,6 +160,7 @@ class RequestOutput:
     token_ids: tuple[int, ...]  # new tokens
     num_computed_tokens: int
     num_cached_tokens: int
+    num_preemptions: int = 0  # of this choice so far
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with FinishReason.ERROR
     timings: RequestTimings | None = None  # set with the first token and at the end

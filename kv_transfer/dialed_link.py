@@ -73,6 +73,8 @@ class DialedLink:
         self.latency_s = latency_s
         # bytes asked for and not here yet
         self.queued_bytes = 0
+        # what came over it, since it was made
+        self.moved_bytes = 0
         self._worker = worker
         self._now = now
         self._issuer = TicketIssuer()
@@ -146,6 +148,7 @@ class DialedLink:
         def receive(link: Link) -> int:
             started = time.monotonic()
             num_bytes = request.receive(link)
+            self.moved_bytes += num_bytes
             elapsed_s = time.monotonic() - started
             loop.call_soon_threadsafe(self.live.learn_bandwidth, num_bytes, elapsed_s)
             return num_bytes

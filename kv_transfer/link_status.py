@@ -28,3 +28,5 @@ class LinkStatus:
     # round trip of a fetch beside the data itself
     latency_s: float = 0.0
     queued_bytes: int = 0
+    # since this generation was made
+    moved_bytes: int = 0

@@ -143,6 +143,7 @@ class PeerLink:
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else 0.0,
             latency_s=link.latency_s if link else 0.0,
             queued_bytes=link.queued_bytes if link else 0,
+            moved_bytes=link.moved_bytes if link else 0,
         )
 
     async def _keep(self) -> None:

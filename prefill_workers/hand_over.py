@@ -33,6 +33,7 @@ from kv_transfer.sender_state import SenderOrder
 from prefill_workers.trace import PrefillTrace
 from rpc.admission import Admission, Leg
 from rpc.errors import RequestFailedError, TransferLostError, WorkerUnavailableError
+from telemetry import tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,13 @@ class HandOver:
         self._sender = sender
         self._admission = admission
         self._attempts = itertools.count()
+        self._held: dict[int, HeldRequest] = {}  # by transfer id
+
+    def follow(self, transfer_id: int) -> None:
+        """The decode worker follows this transfer; it calls from within its span."""
+        held = self._held.get(transfer_id)
+        if held is not None:
+            held.trace.followed_by(tracing.current_context())
 
     async def prefill(self, order: PrefillOrder) -> AsyncGenerator[RequestOutput]:
         """Stream the progress of one prompt, then its first token or MIGRATE."""
@@ -140,9 +148,10 @@ class HandOver:
                     hold_s=order.hold_s,
                     request_label=request.request_label,
                 ),
-                partial(self._let_go, held),
+                partial(self._let_go, order.transfer_id, held),
                 trace.sent,
             )
+            self._held[order.transfer_id] = held
             is_over = False
             try:
                 async with aclosing(self._compute(order, leg, held)) as outputs:
@@ -208,8 +217,10 @@ class HandOver:
             commit = Commit(num_tokens=num_tokens, choices=tuple(held.first_tokens))
             self._sender.commit(order.transfer_id, commit)
 
-    def _let_go(self, held: HeldRequest, still_read: Sequence[int]) -> None:
+    def _let_go(self, transfer_id: int, held: HeldRequest, still_read: Sequence[int]) -> None:
         held.is_let_go = True
+        if self._held.get(transfer_id) is held:
+            del self._held[transfer_id]
         held.trace.released()
         self._engine_loop.abort(held.request.request_id, still_read=still_read)
 

@@ -127,6 +127,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
         try:
             async with aclosing(watching) as messages:
                 async for message in messages:
+                    self._hand_over.follow(request.transfer_id)
                     yield _to_transfer_response(message)
         except TransferNotFoundError as error:
             raise UnknownTransferError(str(error)) from error

@@ -42,11 +42,11 @@ from rpc.token import read_token
 from rpc.worker_metrics import WorkerMetrics, WrapSink
 from rpc.worker_service import WorkerService
 from rpc.worker_state import StateSources, WorkerState
-from telemetry import metrics, tracing
+from telemetry import metrics, provider
+from telemetry.span_outbox import SpanOutbox
 
 POOL = "prefill"
 STOP_GRACE_S = 0.5
-TRACING_SHUTDOWN_S = 2.0
 
 
 class PrefillWorker:
@@ -71,6 +71,7 @@ class PrefillWorker:
             node_id=node_id,
             pid=os.getpid(),
         )
+        self._outbox = SpanOutbox()
         self._metrics = WorkerMetrics(pool=POOL, worker_id=worker_id, wrap_sink=wrap_sink)
         self._admission = Admission(
             incarnation=incarnation,
@@ -84,7 +85,9 @@ class PrefillWorker:
         """Load the model, measure it, and serve."""
         config, description = self._config, self._description
         identify(pool=POOL, worker=description.worker_id)
-        tracing.set_up_tracing("relevo-prefill", config.telemetry)
+        provider.set_up_tracing(f"relevo-{POOL}", config.telemetry, instance=description.worker_id)
+        provider.add_listener(self._outbox)
+        self._stack.callback(provider.remove_listener, self._outbox)
         token = read_token(config.token_file)
         engine = await asyncio.to_thread(
             Engine, config.engine, is_kv_shared=config.kv_transfer.may_share_memory
@@ -124,7 +127,6 @@ class PrefillWorker:
     async def stop(self) -> None:
         """End everything."""
         await self._stack.aclose()
-        await asyncio.to_thread(tracing.shut_down, TRACING_SHUTDOWN_S)
 
     def _build_kv_plane(self, engine: Engine) -> None:
         config, description = self._config.kv_transfer, self._description
@@ -164,6 +166,7 @@ class PrefillWorker:
                 links=self._acceptor.statuses,
                 num_transferring=lambda: self._sender.num_open,
                 metrics=self._metrics,
+                spans=self._outbox,
                 export=self._export,
             ),
         )

@@ -17,6 +17,7 @@ from router.report import RequestReport
 from router.request import FinishReason, TokenBatch
 from router.request_metrics import RequestMetrics
 from router.request_run import RequestRun
+from router.run_spans import first_token
 from router.timeline import AttemptRecord, Timeline
 from telemetry import logs, tracing
 
@@ -124,7 +125,10 @@ class Generation:
         if num_tokens := len(batch.token_ids):
             if (since_last_s := self._timeline.since_last_token_s(index)) is not None:
                 self._metrics.tokens_arrived(num_tokens, since_last_s)
+            is_first = self._timeline.first_token_s is None
             self._timeline.add_tokens(num_tokens, record, choice_index=index)
+            if is_first:
+                first_token(self._run.trace_context, self._timeline.first_token_s or 0.0)
         if batch.finish_reason is not None:
             self._unfinished.discard(index)
             if not self._unfinished:

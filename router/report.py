@@ -4,10 +4,11 @@
     |- queue, route -|- prefill_wait -|- prefill -|- tail, slot, first decode -|     |
     |---------------- first_token_s --------------|----------- completion_s ---------|
 
-`wire_s` is what no other part of first_token_s explains. With a remote pair the hand-over lies
+`wire_s` and `second_wire_s` are what no other part explains. With a remote pair the hand-over lies
 behind the first token.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 class RequestReport:
     """Where time and tokens went.
 
-    Invariants: first_token_s is the sum of its five parts, num_prompt_tokens of its three; no part
-    is negative.
+    Invariants: first_token_s is the sum of its five parts, second_token_s - first_token_s of its
+    four, num_prompt_tokens of its three; no part is negative.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class RequestReport:
     transfer_tail_s: float = 0.0
     slot_wait_s: float = 0.0
     first_decode_s: float = 0.0
+    second_wire_s: float = 0.0
     kv_transfer_s: float = 0.0  # summed over transfers; overlaps the other parts, in no sum
     completion_s: float = 0.0  # first token to last
     elapsed_s: float = 0.0  # arrival to the end, or to now
@@ -47,6 +49,27 @@ class RequestReport:
     num_attempts: int = 0
     num_migrations: int = 0  # attempts that took over after another was admitted
     finish_reason: str = ""  # stop, length, abort or error; empty while running
+
+    @property
+    def first_token_parts(self) -> Mapping[str, float]:
+        """The five parts of first_token_s, in order, in seconds."""
+        return {
+            "queue": self.queue_s,
+            "route": self.route_s,
+            "prefill_wait": self.prefill_wait_s,
+            "prefill": self.prefill_s,
+            "wire": self.wire_s,
+        }
+
+    @property
+    def second_token_parts(self) -> Mapping[str, float]:
+        """The four parts of the time from the first token to the second, in order, in seconds."""
+        return {
+            "transfer_tail": self.transfer_tail_s,
+            "slot_wait": self.slot_wait_s,
+            "first_decode": self.first_decode_s,
+            "wire": self.second_wire_s,
+        }
 
     @property
     def cached_tokens(self) -> int:

@@ -42,8 +42,11 @@ class RequestMetrics:
     @staticmethod
     def _first_token(metrics: Metrics, report: RequestReport, num_predicted_tokens: int) -> None:
         metrics.observe(names.TIME_TO_FIRST_TOKEN, report.first_token_s or 0.0)
-        for part in ("queue", "route", "prefill_wait", "prefill", "wire"):
-            metrics.observe(names.TTFT_PART, getattr(report, f"{part}_s"), part=part)
+        for part, seconds in report.first_token_parts.items():
+            metrics.observe(names.TTFT_PART, seconds, part=part)
+        if report.second_token_s is not None:
+            for part, seconds in report.second_token_parts.items():
+                metrics.observe(names.SECOND_TOKEN_PART, seconds, part=part)
         for source in ("computed", "cached_prefill", "cached_decode"):
             metrics.add(names.PROMPT_TOKENS, getattr(report, source), source=source)
         metrics.add(names.GENERATION_TOKENS, report.num_completion_tokens)

@@ -29,7 +29,7 @@ from router.prompt import Prompt
 from router.request import FinishReason, RoutedRequest
 from router.request_metrics import RequestMetrics
 from router.retry import Failure, RetryBudget
-from router.run_spans import attempt_attributes, record_span, route_attributes
+from router.run_spans import attempt_attributes, migrated, record_span, route_attributes
 from router.timeline import AttemptRecord, Timeline
 from router.token_merger import TokenMerger, new_mergers
 from router.waiting_queue import Place
@@ -276,6 +276,7 @@ class RequestRun:
         if failure.was_admitted:
             self._timeline.num_migrations += 1
             self._services.metrics.migrated(failure.cause)
+            migrated(self._request, failure)
         return pause_s
 
     def _blame(self, key: WorkerKey, cause: str) -> None:

@@ -141,4 +141,6 @@ def _describe_link(link: state_pb2.LinkStatus) -> dict[str, object]:
         "generation": link.generation,
         "backend": link.backend,
         "reason": link.reason,
+        "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+        "moved_bytes": link.moved_bytes,
     }

@@ -111,11 +111,11 @@ class Timeline:
         """Everything up to now."""
         last = self.attempts[-1] if self.attempts else None
         first = self._first or last
-        second = self._second
         end_s = self._now() if self._ended_at_s is None else self._ended_at_s
         is_local = first is not None and not first.prefill_worker_id
         num_cached = min(first.num_cached_tokens, self._num_prompt_tokens) if first else 0
         queue_s, route_s, prefill_wait_s, prefill_s, wire_s = self._first_token_parts()
+        transfer_tail_s, slot_wait_s, first_decode_s, second_wire_s = self._second_token_parts()
         return RequestReport(
             request_id=self.request_id,
             num_prompt_tokens=self._num_prompt_tokens,
@@ -130,9 +130,10 @@ class Timeline:
             wire_s=wire_s,
             first_token_s=self.first_token_s,
             second_token_s=self._since_arrival(self._second_at_s),
-            transfer_tail_s=second.transfer_tail_s if second else 0.0,
-            slot_wait_s=second.slot_wait_s if second else 0.0,
-            first_decode_s=second.first_decode_s if second else 0.0,
+            transfer_tail_s=transfer_tail_s,
+            slot_wait_s=slot_wait_s,
+            first_decode_s=first_decode_s,
+            second_wire_s=second_wire_s,
             kv_transfer_s=sum(each.kv_transfer_s for each in self.attempts),
             completion_s=max(self._last_at_s.values(), default=0.0) - (self._first_at_s or 0.0),
             elapsed_s=end_s - self.arrived_at_s,
@@ -156,9 +157,32 @@ class Timeline:
         before_s = max(record.started_at_s - self.arrived_at_s, 0.0)
         queue_s = min(self._queue_s, before_s)
         on_workers_s = self._first_at_s - self.arrived_at_s - before_s
-        # A worker's clock may run a little faster than ours; the whole is ours.
-        told_s = record.prefill_wait_s + record.prefill_s
-        scale = min(1.0, on_workers_s / told_s) if told_s > 0 else 1.0
-        prefill_wait_s, prefill_s = scale * record.prefill_wait_s, scale * record.prefill_s
-        wire_s = max(on_workers_s - prefill_wait_s - prefill_s, 0.0)
+        (prefill_wait_s, prefill_s), wire_s = _fit(
+            on_workers_s, record.prefill_wait_s, record.prefill_s
+        )
         return queue_s, before_s - queue_s, prefill_wait_s, prefill_s, wire_s
+
+    def _second_token_parts(self) -> tuple[float, float, float, float]:
+        """Transfer tail, slot wait, first decode, wire: from the first token to the second."""
+        record = self._second
+        if record is None or self._first_at_s is None or self._second_at_s is None:
+            return 0.0, 0.0, 0.0, 0.0
+        (tail_s, slot_wait_s, first_decode_s), wire_s = _fit(
+            self._second_at_s - self._first_at_s,
+            record.transfer_tail_s,
+            record.slot_wait_s,
+            record.first_decode_s,
+        )
+        return tail_s, slot_wait_s, first_decode_s, wire_s
+
+
+def _fit(whole_s: float, *told_s: float) -> tuple[tuple[float, ...], float]:
+    """Make what workers told fit into what we measured; also return what they do not explain.
+
+    A worker's clock may run a little faster than ours, and part of what it tells may lie before the
+    whole: the first token was on its way to us already.
+    """
+    sum_s = sum(told_s)
+    scale = min(1.0, whole_s / sum_s) if sum_s > 0 else 1.0
+    parts_s = tuple(scale * each for each in told_s)
+    return parts_s, max(whole_s - sum(parts_s), 0.0)

@@ -10,6 +10,7 @@ from relevo.v1 import state_pb2, state_pb2_grpc
 
 from router.worker_state import Change, ResyncNeededError, WorkerState, WrongWorkerError
 from rpc.channel import ChannelPool
+from telemetry import provider
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -77,6 +78,8 @@ async def _read(
             if not isinstance(message, state_pb2.WatchStateResponse):
                 return heard  # the end of the stream
             change = worker.apply(message, now_s=now())
+            if message.spans:
+                provider.receive(message.spans)
             if not heard or change is Change.ROUTING:
                 on_change(worker, is_membership=not heard)
             heard = True

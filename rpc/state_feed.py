@@ -1,4 +1,5 @@
-"""A worker's state as a stream for each ingress: snapshot of the prefix cache, changes, load.
+"""A worker's state as a stream for each ingress: snapshot of the prefix cache, changes, load; its
+finished spans ride along.
 
     publish() ──► mirror of the cached hashes ──► snapshot of each new stream
         └───────► pending changes of each open stream, merged ──► one message per round
@@ -18,6 +19,7 @@ from relevo.v1 import state_pb2
 
 from faults.plan import fault_point_async
 from rpc.feed_pace import FeedPace, RoundTimer
+from telemetry.span_outbox import SpanOutbox
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -84,11 +86,13 @@ class StateFeed:
         hello: Callable[[], state_pb2.WatchStateResponse.Hello],
         load: Callable[[], state_pb2.WorkerLoad],
         metric_samples: Callable[[], Iterable[state_pb2.MetricSample]] = tuple,
+        spans: SpanOutbox | None = None,
         pace: FeedPace | None = None,
     ) -> None:
         self._hello = hello
         self._load = load
         self._metric_samples = metric_samples
+        self._spans = spans or SpanOutbox()
         self._pace = pace or FeedPace()
         self._hashes: dict[bytes, None] = {}
         self._subscribers: set[_Subscriber] = set()
@@ -162,13 +166,15 @@ class StateFeed:
         for chunk in _snapshot_chunks(snapshot):
             yield Response(snapshot_chunk=chunk)
         timer = RoundTimer(self._pace)
+        next_span = self._spans.num_ended
         while await _round_is_due(subscriber, timer):
             subscriber.is_changed = False
             with_metrics = timer.start_round()
             events = subscriber.take()
             if events is not None:
                 yield Response(block_events=events)
-            yield Response(load=self._load_message(with_metrics=with_metrics))
+            spans, next_span = self._spans.batch(next_span)
+            yield Response(load=self._load_message(with_metrics=with_metrics), spans=spans)
 
     def _load_message(self, *, with_metrics: bool) -> state_pb2.WorkerLoad:
         message = state_pb2.WorkerLoad()

@@ -60,6 +60,10 @@ class LinkStatusLike(Protocol):
     def queued_bytes(self) -> int:
         """Bytes waiting to travel."""
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that came over it since this generation was made."""
+
 
 def to_worker_load(
     load: EngineLoad,
@@ -114,4 +118,5 @@ def _link_status(link: LinkStatusLike) -> state_pb2.LinkStatus:
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
         latency_s=link.latency_s,
         queued_bytes=link.queued_bytes,
+        moved_bytes=link.moved_bytes,
     )

@@ -1,4 +1,4 @@
-"""What a worker of either pool says about itself: hello, prefix cache, load, metrics.
+"""What a worker of either pool says about itself: hello, prefix cache, load, metrics, spans.
 
 engine thread --on_step--> EngineReporter --> StateFeed --WatchState--> ingresses
 worker: links, transfers, counters ----------^
@@ -21,6 +21,7 @@ from rpc.engine_reporter import EngineReporter, ReportingEngine
 from rpc.state_feed import StateFeed
 from rpc.worker_load import HeartbeatLike, LinkStatusLike, to_worker_load
 from rpc.worker_metrics import WorkerMetrics, WrapSink
+from telemetry.span_outbox import SpanOutbox
 
 REFRESH_PERIOD_S = 1.0  # how old the load of an idle engine may be
 MIN_RETRY_AFTER_S = 0.1
@@ -43,6 +44,7 @@ class StateSources:
     links: Callable[[], Iterable[LinkStatusLike]]
     num_transferring: Callable[[], int]
     metrics: WorkerMetrics
+    spans: SpanOutbox
     export: Callable[[], None]  # brings the worker's own series up to date
     wrap_sink: WrapSink | None = None  # puts a second sink beside the worker's own
 
@@ -74,7 +76,10 @@ class WorkerState:
         self._reporter = EngineReporter(engine, on_report=self._publish)
         self.on_step = self._reporter.on_step  # for the engine's thread
         self.feed = StateFeed(
-            hello=self._hello, load=self._load, metric_samples=self._metric_samples
+            hello=self._hello,
+            load=self._load,
+            metric_samples=self._metric_samples,
+            spans=sources.spans,
         )
 
     def retry_after_s(self) -> float:

@@ -2,20 +2,26 @@
 
 from typing import Final
 
-# Spans, in the order in which a request meets them.
-SPAN_HTTP_REQUEST: Final = "relevo.http_request"
-SPAN_GRPC_REQUEST: Final = "relevo.grpc_request"
-SPAN_QUEUE: Final = "relevo.queue"
-SPAN_ROUTE: Final = "relevo.route"
-SPAN_ATTEMPT: Final = "relevo.attempt"
-SPAN_PREFILL_WAIT: Final = "relevo.prefill_wait"
-SPAN_PREFILL: Final = "relevo.prefill"
-SPAN_KV_SEND: Final = "relevo.kv_send"
-SPAN_KV_RECEIVE: Final = "relevo.kv_receive"
-SPAN_KV_RANGE: Final = "relevo.kv_range"
-SPAN_TRANSFER_TAIL: Final = "relevo.transfer_tail"
-SPAN_SLOT_WAIT: Final = "relevo.slot_wait"
-SPAN_DECODE: Final = "relevo.decode"
+# Spans, in the order in which a request meets them; a dot leads to a part of the span before it.
+SPAN_REQUEST: Final = "request"
+SPAN_QUEUE: Final = "queue"
+SPAN_ROUTE: Final = "route"
+SPAN_ATTEMPT: Final = "attempt"
+SPAN_PREFILL: Final = "prefill"
+SPAN_PREFILL_QUEUE: Final = "prefill.queue"
+SPAN_PREFILL_CHUNK: Final = "prefill.chunk"
+SPAN_KV_SEND: Final = "kv.send"
+SPAN_KV_RECEIVE: Final = "kv.recv"
+SPAN_KV_RANGE: Final = "kv.range"
+SPAN_KV_TAIL: Final = "kv.tail"
+SPAN_DECODE: Final = "decode"
+SPAN_SLOT_WAIT: Final = "decode.slot_wait"
+SPAN_FIRST_STEP: Final = "decode.first_step"
+
+# Events on the request, but preempted, which is one of the worker's span.
+EVENT_FIRST_TOKEN: Final = "first_token"
+EVENT_MIGRATED: Final = "migrated"
+EVENT_PREEMPTED: Final = "preempted"
 
 # OpenTelemetry semantic conventions for generative AI (state of 2026-11, "development").
 GEN_AI_OPERATION_NAME: Final = "gen_ai.operation.name"
@@ -55,6 +61,14 @@ RELEVO_KV_TOKEN_START: Final = "relevo.kv.token_start"
 RELEVO_KV_TOKEN_END: Final = "relevo.kv.token_end"
 RELEVO_NUM_CACHED_TOKENS: Final = "relevo.num_cached_tokens"
 RELEVO_NUM_COMPUTED_TOKENS: Final = "relevo.num_computed_tokens"
+RELEVO_NUM_PREEMPTIONS: Final = "relevo.num_preemptions"
+RELEVO_NUM_MIGRATIONS: Final = "relevo.num_migrations"
+RELEVO_CAUSE: Final = "relevo.cause"
+RELEVO_FAILED_WORKERS: Final = "relevo.failed_workers"
+RELEVO_SECOND_TOKEN_S: Final = "relevo.second_token_s"  # since arrival
 # Prefixes: one attribute per term of the chosen and the next best route, and per time part.
 RELEVO_COST_PREFIX: Final = "relevo.cost."
-RELEVO_COST_NEXT_BEST_PREFIX: Final = "relevo.cost.next_best."
+RELEVO_NEXT_BEST_PREFIX: Final = "relevo.next_best."
+RELEVO_NEXT_BEST_COST_PREFIX: Final = "relevo.next_best.cost."
+RELEVO_FIRST_TOKEN_PREFIX: Final = "relevo.first_token."
+RELEVO_SECOND_TOKEN_PREFIX: Final = "relevo.second_token."

@@ -23,12 +23,16 @@ PREEMPTIONS: Final = "relevo_preemptions_total"
 REQUESTS_FINISHED: Final = "relevo_requests_finished_total"
 TIME_TO_FIRST_TOKEN: Final = "relevo_time_to_first_token_seconds"
 TTFT_PART: Final = "relevo_ttft_part_seconds"
+SECOND_TOKEN_PART: Final = "relevo_second_token_part_seconds"
 INTER_TOKEN_LATENCY: Final = "relevo_inter_token_latency_seconds"
 REQUEST_DURATION: Final = "relevo_request_duration_seconds"
 PROMPT_TOKENS: Final = "relevo_prompt_tokens_total"
 GENERATION_TOKENS: Final = "relevo_generation_tokens_total"
 MIGRATIONS: Final = "relevo_migrations_total"
 ADMISSION_REJECTED: Final = "relevo_admission_rejected_total"
+ROUTER_WAITING_REQUESTS: Final = "relevo_router_waiting_requests"
+WORKERS: Final = "relevo_workers"
+LINKS: Final = "relevo_links"
 PREDICTED_CACHED_TOKENS_ERROR: Final = "relevo_predicted_cached_tokens_error"
 
 # fmt: off
@@ -122,12 +126,17 @@ INSTRUMENTS: Final[tuple[Instrument, ...]] = (
     _counter(REQUESTS_FINISHED, "requests", "Requests that ended", "finish_reason"),
     _histogram(TIME_TO_FIRST_TOKEN, "seconds", "Arrival to the first token", _TTFT_BUCKETS),
     _histogram(TTFT_PART, "seconds", "Parts of the time to the first token", _TTFT_BUCKETS, "part"),
+    _histogram(SECOND_TOKEN_PART, "seconds", "Parts of the time from the first token to the second",
+               _TTFT_BUCKETS, "part"),
     _histogram(INTER_TOKEN_LATENCY, "seconds", "Time between consecutive tokens", _ITL_BUCKETS),
     _histogram(REQUEST_DURATION, "seconds", "Arrival to the last token", _DURATION_BUCKETS),
     _counter(PROMPT_TOKENS, "tokens", "Prompt tokens by where their KV came from", "source"),
     _counter(GENERATION_TOKENS, "tokens", "Tokens sent to clients"),
     _counter(MIGRATIONS, "requests", "Requests continued on other workers", "cause"),
     _counter(ADMISSION_REJECTED, "requests", "Requests refused on arrival", "reason"),
+    _gauge(ROUTER_WAITING_REQUESTS, "requests", "Requests that wait for workers in this ingress"),
+    _gauge(WORKERS, "workers", "Workers as this ingress sees them", "pool", "state"),
+    _gauge(LINKS, "links", "KV links as this ingress sees them", "state"),
     _histogram(PREDICTED_CACHED_TOKENS_ERROR, "tokens", "Cached tokens predicted minus found",
                _TOKEN_ERROR_BUCKETS),
 )

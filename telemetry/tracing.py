@@ -1,86 +1,21 @@
 """Spans and W3C trace context of this process.
 
-One tracer provider per process: whoever set one first (Ray Serve may) keeps it and we add our
-exporter to it. Without a collector spans are still made, so that `traceparent` travels on.
+Without a provider spans are still made, so that `traceparent` travels on.
 """
 
-import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import Link, Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from telemetry.config import TelemetryConfig
-
 _TRACER_NAME = "relevo"
-_MAX_QUEUED_SPANS = 4096
-_MAX_BATCH_SPANS = 512
-_EXPORT_INTERVAL_MS = 1000.0
-_EXPORT_TIMEOUT_S = 3
 _PROPAGATOR = TraceContextTextMapPropagator()
-
-_lock = threading.Lock()
-_exporting: dict[str, BatchSpanProcessor] = {}  # endpoint -> the processor that exports to it
-
-
-def set_up_tracing(service_name: str, config: TelemetryConfig) -> None:
-    """Make this process's spans go where `config` says; repeating it changes nothing."""
-    with _lock:
-        provider = trace.get_tracer_provider()
-        if not isinstance(provider, TracerProvider):
-            provider = TracerProvider(
-                sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
-                resource=Resource.create({"service.name": service_name}),
-                # The SDK's own exit hook may wait much longer for a dead collector than we allow.
-                shutdown_on_exit=False,
-            )
-            trace.set_tracer_provider(provider)
-        if config.otlp_endpoint and config.otlp_endpoint not in _exporting:
-            processor = _exporting_processor(config.otlp_endpoint)
-            _exporting[config.otlp_endpoint] = processor
-            provider.add_span_processor(processor)
-
-
-def _exporting_processor(endpoint: str) -> BatchSpanProcessor:
-    exporter = OTLPSpanExporter(
-        endpoint=endpoint,
-        insecure=not endpoint.startswith("https://"),
-        timeout=_EXPORT_TIMEOUT_S,
-    )
-    return BatchSpanProcessor(
-        exporter,
-        max_queue_size=_MAX_QUEUED_SPANS,
-        max_export_batch_size=_MAX_BATCH_SPANS,
-        schedule_delay_millis=_EXPORT_INTERVAL_MS,
-    )
-
-
-def shut_down(timeout_s: float = 5.0) -> None:
-    """Send what is queued and stop; gives up after `timeout_s` if the collector is dead."""
-    with _lock:
-        processors = list(_exporting.values())
-        _exporting.clear()
-    threads = [
-        # Daemon: a collector that never answers must not hold the process back either.
-        threading.Thread(target=processor.shutdown, name="tracing-shutdown", daemon=True)
-        for processor in processors
-    ]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + timeout_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 @contextmanager
@@ -90,6 +25,7 @@ def span(
     kind: SpanKind = SpanKind.INTERNAL,
     parent: Context | None = None,
     attributes: Mapping[str, AttributeValue] | None = None,
+    records_exceptions: bool = True,
 ) -> Iterator[Span]:
     """Run the body inside a new span; an exception that leaves the body is recorded on it.
 
@@ -98,34 +34,74 @@ def span(
     """
     tracer = trace.get_tracer(_TRACER_NAME)
     with tracer.start_as_current_span(
-        name, context=parent, kind=kind, attributes=attributes
+        name,
+        context=parent,
+        kind=kind,
+        attributes=attributes,
+        record_exception=records_exceptions,
+        set_status_on_exception=records_exceptions,
     ) as current:
         yield current
 
 
-def record_span(
+def record_span(  # noqa: PLR0913 - all that a span is
     name: str,
     *,
     start_ns: int,
     duration_s: float,
     parent: Context,
     attributes: Mapping[str, AttributeValue] | None = None,
+    links: Iterable[Context] = (),
+    events: Iterable["Moment"] = (),
 ) -> Context:
     """Write down a span that has already ended and return the context in which it is the parent."""
     tracer = trace.get_tracer(_TRACER_NAME)
-    finished = tracer.start_span(name, context=parent, start_time=start_ns, attributes=attributes)
+    finished = tracer.start_span(
+        name,
+        context=parent,
+        start_time=start_ns,
+        attributes=attributes,
+        links=_links(links),
+    )
+    for each in events:
+        finished.add_event(each.name, each.attributes, timestamp=each.at_ns)
     finished.end(start_ns + max(0, round(duration_s * 1e9)))
     return trace.set_span_in_context(finished, parent)
 
 
+def begin_span(name: str, *, parent: Context) -> tuple[Span, Context]:
+    """Start a span that somebody must end, and return the context in which it is the parent."""
+    begun = trace.get_tracer(_TRACER_NAME).start_span(name, context=parent)
+    return begun, trace.set_span_in_context(begun, parent)
+
+
+def add_event(context: Context, name: str, attributes: Mapping[str, AttributeValue]) -> None:
+    """Note that something happened now to the span of `context`."""
+    trace.get_current_span(context).add_event(name, attributes)
+
+
+def _links(contexts: Iterable[Context]) -> Sequence[Link]:
+    found = (trace.get_current_span(each).get_span_context() for each in contexts)
+    return [Link(each) for each in found if each.is_valid]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Something that happened to a span that is written down later."""
+
+    name: str
+    at_ns: int
+    attributes: Mapping[str, AttributeValue]
+
+
 class SpanRecorder:
-    """Writes down finished spans of one piece of work: one parent, some facts in all of them."""
+    """Writes down the spans of one piece of work: one parent, some facts in all of them."""
 
     def __init__(self, facts: Mapping[str, AttributeValue]) -> None:
         self._parent = current_context()
         self._facts = facts
 
-    def record(
+    def record(  # noqa: PLR0913 - all that a span is
         self,
         name: str,
         *,
@@ -133,6 +109,8 @@ class SpanRecorder:
         duration_s: float,
         more: Mapping[str, AttributeValue] | None = None,
         parent: Context | None = None,
+        links: Iterable[Context] = (),
+        events: Iterable[Moment] = (),
     ) -> Context:
         """Write one down, with `more` facts of its own; return the context in which it is the
         parent.
@@ -143,7 +121,15 @@ class SpanRecorder:
             duration_s=duration_s,
             parent=self._parent if parent is None else parent,
             attributes={**self._facts, **(more or {})},
+            links=links,
+            events=events,
         )
+
+    def begin(self, name: str) -> tuple[Span, Context]:
+        """Start one that somebody must end, and return the context in which it is the parent."""
+        begun, context = begin_span(name, parent=self._parent)
+        begun.set_attributes(self._facts)
+        return begun, context
 
 
 @contextmanager

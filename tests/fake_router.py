@@ -90,6 +90,7 @@ class FakeRouter:
             max_num_seqs=16,
         )
         self.ready = True
+        self.num_waiting = 0
         self.step_s = 0.0
         self.started = asyncio.Event()
         self.generations: list[FakeGeneration] = []

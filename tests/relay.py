@@ -19,6 +19,7 @@ from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.description import WorkerDescription
 from rpc.token import read_token
+from telemetry.config import TelemetryConfig
 from telemetry.metrics import Metrics
 from telemetry.prometheus_sink import PrometheusSink
 from tests.cluster_processes import ClusterProcesses
@@ -62,6 +63,7 @@ async def open_ingress(
     model_path: Path,
     token_file: Path,
     ingress_id: str = "ingress",
+    telemetry: TelemetryConfig | None = None,
 ) -> AsyncIterator[Ingress]:
     """The same for workers of whatever kind."""
     sink = PrometheusSink()
@@ -74,6 +76,7 @@ async def open_ingress(
         ModelConfig(model_id="tiny", path=str(model_path)),
         router=router,
         sink=sink,
+        telemetry=telemetry,
     )
     await router.start()
     await ingress.start()

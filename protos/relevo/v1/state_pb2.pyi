@@ -14,7 +14,7 @@ class WatchStateRequest(_message.Message):
     def __init__(self, ingress_id: _Optional[str] = ...) -> None: ...
 
 class WatchStateResponse(_message.Message):
-    __slots__ = ("hello", "snapshot_chunk", "block_events", "load", "sequence")
+    __slots__ = ("hello", "snapshot_chunk", "block_events", "load", "sequence", "spans")
     class Hello(_message.Message):
         __slots__ = ("worker", "layout", "pool", "max_num_seqs", "max_model_len", "num_kv_blocks", "hash_root", "max_num_batched_tokens", "kv_bytes_per_token", "memory")
         WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -59,12 +59,14 @@ class WatchStateResponse(_message.Message):
     BLOCK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     hello: WatchStateResponse.Hello
     snapshot_chunk: WatchStateResponse.SnapshotChunk
     block_events: WatchStateResponse.BlockEvents
     load: WorkerLoad
     sequence: int
-    def __init__(self, hello: _Optional[_Union[WatchStateResponse.Hello, _Mapping]] = ..., snapshot_chunk: _Optional[_Union[WatchStateResponse.SnapshotChunk, _Mapping]] = ..., block_events: _Optional[_Union[WatchStateResponse.BlockEvents, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    spans: bytes
+    def __init__(self, hello: _Optional[_Union[WatchStateResponse.Hello, _Mapping]] = ..., snapshot_chunk: _Optional[_Union[WatchStateResponse.SnapshotChunk, _Mapping]] = ..., block_events: _Optional[_Union[WatchStateResponse.BlockEvents, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., sequence: _Optional[int] = ..., spans: _Optional[bytes] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
     __slots__ = ("weights_bytes", "kv_bytes", "buffer_bytes", "max_concurrency")
@@ -95,7 +97,7 @@ class BlockCounts(_message.Message):
     def __init__(self, free: _Optional[int] = ..., cached: _Optional[int] = ..., used: _Optional[int] = ..., held: _Optional[int] = ..., quarantined: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = ("peer_id", "peer_incarnation", "state", "generation", "backend", "reason", "bandwidth_bytes_per_s", "latency_s", "queued_bytes")
+    __slots__ = ("peer_id", "peer_incarnation", "state", "generation", "backend", "reason", "bandwidth_bytes_per_s", "latency_s", "queued_bytes", "moved_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +107,7 @@ class LinkStatus(_message.Message):
     BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     peer_incarnation: int
     state: str
@@ -114,7 +117,8 @@ class LinkStatus(_message.Message):
     bandwidth_bytes_per_s: float
     latency_s: float
     queued_bytes: int
-    def __init__(self, peer_id: _Optional[str] = ..., peer_incarnation: _Optional[int] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., reason: _Optional[str] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., queued_bytes: _Optional[int] = ...) -> None: ...
+    moved_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., peer_incarnation: _Optional[int] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., backend: _Optional[str] = ..., reason: _Optional[str] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., queued_bytes: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
 
 class MetricSample(_message.Message):
     __slots__ = ("name", "labels", "value")

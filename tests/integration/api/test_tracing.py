@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from relevo.v1 import inference_pb2
 
-from telemetry import tracing
+from telemetry import provider, tracing
 from telemetry.config import TelemetryConfig
 from tests.integration.api.conftest import Site
 
@@ -17,11 +17,11 @@ TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
 
 @pytest.fixture
 def exporter() -> InMemorySpanExporter:
-    tracing.set_up_tracing("test", TelemetryConfig())
-    provider = trace.get_tracer_provider()
-    assert isinstance(provider, TracerProvider)
+    provider.set_up_tracing("test", TelemetryConfig())
+    tracer_provider = trace.get_tracer_provider()
+    assert isinstance(tracer_provider, TracerProvider)
     found = InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(found))
+    tracer_provider.add_span_processor(SimpleSpanProcessor(found))
     return found
 
 

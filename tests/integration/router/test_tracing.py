@@ -11,18 +11,18 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from router.request import RoutedRequest
-from telemetry import tracing
+from telemetry import provider, tracing
 from telemetry.config import TelemetryConfig
 from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    tracing.set_up_tracing("router-test", TelemetryConfig())
-    provider = trace.get_tracer_provider()
-    assert isinstance(provider, TracerProvider)
+    provider.set_up_tracing("router-test", TelemetryConfig())
+    found = trace.get_tracer_provider()
+    assert isinstance(found, TracerProvider)
     exporter = InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    found.add_span_processor(SimpleSpanProcessor(exporter))
     yield exporter
     exporter.shutdown()
 
@@ -46,12 +46,12 @@ async def test_route_and_attempts_are_children_of_the_request(
     trace_id = root.get_span_context().trace_id
     found = [s for s in spans.get_finished_spans() if s.context.trace_id == trace_id]
     names = [span.name for span in found]
-    assert names.count("relevo.route") == 2
-    assert names.count("relevo.attempt") == 2
-    attributes = by_name(found, "relevo.route").attributes or {}
+    assert names.count("route") == 2
+    assert names.count("attempt") == 2
+    attributes = by_name(found, "route").attributes or {}
     assert attributes["relevo.prefill.worker"] == "prefill-0"
     assert attributes["relevo.cost.total_s"] > 0  # type: ignore[operator]
-    ours = [span for span in found if span.name in {"relevo.route", "relevo.attempt"}]
+    ours = [span for span in found if span.name in {"route", "attempt"}]
     root_id = root.get_span_context().span_id
     assert {span.parent.span_id for span in ours if span.parent} == {root_id}
 

@@ -17,7 +17,7 @@ from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.server import WorkerServer
 from rpc.status import from_rpc_error
-from telemetry import logs, tracing
+from telemetry import logs, provider, tracing
 from telemetry.config import TelemetryConfig
 from tests.integration.rpc.conftest import TOKEN, Served, read_to_the_end
 
@@ -143,7 +143,7 @@ async def test_a_passed_deadline_runs_its_servicers_finally(serve):
 
 async def test_one_trace_and_one_request_id_cross_a_call(serve):
     served = await serve()
-    tracing.set_up_tracing("test", TelemetryConfig())
+    provider.set_up_tracing("test", TelemetryConfig())
     exporter = InMemorySpanExporter()
     trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(exporter))
     ids = []

@@ -7,14 +7,21 @@ import time
 
 SHUT_DOWN_SCRIPT = """
 import sys, time
-from telemetry import tracing
+from opentelemetry.trace import SpanKind
+from telemetry import provider, tracing
 from telemetry.config import TelemetryConfig
-tracing.set_up_tracing("test", TelemetryConfig(otlp_endpoint=sys.argv[1]))
-for number in range(600):
-    with tracing.span("s"):
-        pass
+from telemetry.span_export import SpanExport
+from telemetry.trace_store import TraceStore
+export = SpanExport(sys.argv[1])
+provider.set_up_tracing("test", TelemetryConfig())
+provider.add_listener(TraceStore(max_requests=9, slow_first_token_s=1.0, export=export.send))
 start = time.monotonic()
-tracing.shut_down(timeout_s=1.0)
+for number in range(6000):
+    with tracing.span("request", kind=SpanKind.SERVER):
+        pass
+assert time.monotonic() - start < 5.0  # more than the queue holds: dropped, never waited for
+start = time.monotonic()
+export.shut_down(timeout_s=1.0)
 assert time.monotonic() - start < 2.0
 """
 

@@ -62,7 +62,13 @@ FIELDS = {
         "reflection": None,
         "strict": False,
     },
-    "telemetry": {"otlp_endpoint": "", "sample_ratio": 1.0},
+    "telemetry": {
+        "otlp_endpoint": "",
+        "sample_ratio": 1.0,
+        "slow_first_token_s": 3.0,
+        "keep_traces": 256,
+        "request_log_file": "",
+    },
 }
 
 

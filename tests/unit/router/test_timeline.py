@@ -35,6 +35,40 @@ def test_the_parts_always_sum_to_the_first_token(
     )
 
 
+@given(gap=SECONDS, tail=SECONDS, slot=SECONDS, decode=SECONDS)
+def test_the_parts_always_sum_to_the_second_token(
+    gap: float, tail: float, slot: float, decode: float
+) -> None:
+    clock = FakeClock()
+    line = timeline(clock)
+    record = line.start_attempt(prefill_worker_id="p", decode_worker_id="d")
+    line.add_tokens(1, record)
+    clock.advance(gap)
+    record.add_decode(
+        common_pb2.WorkerTimings(transfer_tail_s=tail, slot_wait_s=slot, first_decode_s=decode)
+    )
+    line.add_tokens(1, record)
+    report = line.report()
+    assert report.first_token_s is not None
+    assert report.second_token_s is not None
+    parts = report.second_token_parts.values()
+    assert min(parts) >= 0.0
+    assert sum(parts) == pytest.approx(report.second_token_s - report.first_token_s, abs=1e-9)
+
+
+def test_what_the_decode_worker_told_stands_while_it_fits() -> None:
+    clock = FakeClock()
+    line = timeline(clock)
+    record = line.start_attempt(prefill_worker_id="p", decode_worker_id="d")
+    line.add_tokens(1, record)
+    clock.advance(1.0)
+    record.add_decode(
+        common_pb2.WorkerTimings(transfer_tail_s=0.1, slot_wait_s=0.2, first_decode_s=0.3)
+    )
+    line.add_tokens(1, record)
+    assert tuple(line.report().second_token_parts.values()) == pytest.approx((0.1, 0.2, 0.3, 0.4))
+
+
 def test_a_failed_attempt_before_the_first_token_is_route_time() -> None:
     clock = FakeClock()
     line = timeline(clock)
@@ -54,7 +88,9 @@ def test_after_a_migration_the_first_routing_counts() -> None:
     first = line.start_attempt(prefill_worker_id="p", decode_worker_id="d0")
     first.num_cached_tokens, first.kv_transfer_bytes = 4, 100
     first.add_decode(common_pb2.WorkerTimings(kv_transfer_s=0.1, slot_wait_s=0.5))
-    line.add_tokens(3, line.attempts[-1])
+    line.add_tokens(1, line.attempts[-1])
+    clock.advance(1.0)
+    line.add_tokens(2, line.attempts[-1])
     second = line.start_attempt(prefill_worker_id="", decode_worker_id="d1")
     second.num_cached_tokens, second.kv_transfer_bytes = 12, 50
     second.add_decode(common_pb2.WorkerTimings(kv_transfer_s=0.2, slot_wait_s=0.7))
@@ -65,7 +101,7 @@ def test_after_a_migration_the_first_routing_counts() -> None:
     report = line.report()
     assert (report.cached_prefill, report.cached_decode, report.computed) == (4, 0, 6)
     assert (report.decode_worker_id, report.last_decode_worker_id) == ("d0", "d1")
-    assert (report.queue_s, report.completion_s) == (0.0, 2.0)
+    assert (report.queue_s, report.completion_s) == (0.0, 3.0)
     assert (report.kv_transfer_bytes, report.slot_wait_s) == (150, 0.5)
     assert report.kv_transfer_s == pytest.approx(0.3)
     assert report.num_completion_tokens == 5

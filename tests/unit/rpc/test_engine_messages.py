@@ -161,6 +161,7 @@ def test_a_load_says_what_engine_links_and_thread_say():
         bandwidth_bytes_per_s=1e9,
         latency_s=0.001,
         queued_bytes=64,
+        moved_bytes=4096,
     )
     description = WorkerDescription(
         worker_id="decode-0", pool="decode", incarnation=9, address="a:1", node_id="n", pid=11

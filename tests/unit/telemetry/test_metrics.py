@@ -33,6 +33,12 @@ FIXED_NAMES = {
     "relevo_kv_leases_open",
     "relevo_predicted_cached_tokens_error",
 }
+OTHER_NAMES = {
+    "relevo_second_token_part_seconds",
+    "relevo_router_waiting_requests",
+    "relevo_workers",
+    "relevo_links",
+}
 
 
 class BrokenSink:
@@ -54,8 +60,9 @@ def value_of(sink, name, **labels):
 
 
 def test_the_table_holds_exactly_the_names_outside_checks_rely_on():
-    assert {each.name for each in INSTRUMENTS} == FIXED_NAMES
-    assert len(INSTRUMENTS) == len(FIXED_NAMES)
+    names = [each.name for each in INSTRUMENTS]
+    assert set(names) == FIXED_NAMES | OTHER_NAMES
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("instrument", INSTRUMENTS, ids=lambda each: each.name)

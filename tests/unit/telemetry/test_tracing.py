@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from telemetry import tracing
+from telemetry import provider, tracing
 from telemetry.config import TelemetryConfig
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -17,7 +17,7 @@ UNSAMPLED = [("traceparent", f"00-{TRACE_ID}-b7ad6b7169203331-00")]
 @pytest.fixture(scope="module")
 def exporter():
     """The tracer provider is global, so the module shares one exporter."""
-    tracing.set_up_tracing("test", TelemetryConfig())
+    provider.set_up_tracing("test", TelemetryConfig())
     exporter = InMemorySpanExporter()
     trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(exporter))
     return exporter
@@ -30,10 +30,10 @@ def spans(exporter):
 
 
 def test_setting_up_twice_keeps_the_provider():
-    tracing.set_up_tracing("test", TelemetryConfig())
+    provider.set_up_tracing("test", TelemetryConfig())
     first = trace.get_tracer_provider()
     assert isinstance(first, TracerProvider)
-    tracing.set_up_tracing("other", TelemetryConfig(sample_ratio=0.0))
+    provider.set_up_tracing("other", TelemetryConfig(sample_ratio=0.0))
     assert trace.get_tracer_provider() is first
 
 

@@ -1,0 +1,128 @@
+"""The spans of the last requests of one ingress, its own and its workers', one request together.
+
+request span begins -> its descendants are known by their parents
+request span ends   -> worth exporting? sampled, failed or slow: what is there goes out, and
+                       what its workers still send follows
+too many have ended -> the oldest of them is forgotten
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, format_trace_id
+
+from telemetry import attributes
+
+MAX_SPANS_PER_REQUEST: Final = 256
+# However few are wanted: what workers send after a request's end must still find it.
+MIN_REQUESTS: Final = 64
+
+# What a person may know of a request.
+_NAMES = (
+    attributes.RELEVO_REQUEST_ID,
+    attributes.GEN_AI_RESPONSE_ID,
+    attributes.RELEVO_REQUEST_LABEL,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestTrace:
+    """One request. Invariant: `spans` holds complete spans, each once."""
+
+    root_id: int  # span id of the request itself
+    spans: dict[int, ReadableSpan] = field(default_factory=dict)  # by span id
+    span_ids: list[int] = field(default_factory=list)  # known to belong here, ended or not
+    is_exported: bool = False
+    num_dropped: int = 0
+
+    @property
+    def root(self) -> ReadableSpan | None:
+        """The request's own span, once it has ended."""
+        return self.spans.get(self.root_id)
+
+    def is_called(self, name: str) -> bool:
+        """Whether somebody may mean this request by `name`."""
+        root = self.root
+        if root is None:
+            return False
+        found = root.attributes or {}
+        names = {str(found.get(key)) for key in _NAMES}
+        return name in names | {format_trace_id(root.context.trace_id)}
+
+
+class TraceStore:
+    """Owns the traces of running requests and of the last that ended. Use it on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        slow_first_token_s: float,
+        export: Callable[[ReadableSpan], None],
+    ) -> None:
+        self._max_requests = max(max_requests, MIN_REQUESTS)
+        self._slow_first_token_s = slow_first_token_s
+        self._export = export
+        self._ended: deque[RequestTrace] = deque()  # the oldest first
+        self._owners: dict[int, RequestTrace] = {}  # by the id of any of its spans
+
+    def started(self, span: ReadableSpan) -> None:
+        """Begin a request, or learn whose descendant this is."""
+        parent = span.parent
+        owner = self._owners.get(parent.span_id) if parent is not None else None
+        if owner is None and span.kind is SpanKind.SERVER:
+            owner = RequestTrace(root_id=span.context.span_id)
+        if owner is not None:
+            self._adopt(span.context.span_id, owner)
+
+    def ended(self, span: ReadableSpan) -> None:
+        """Keep a complete span with its request; a stranger's is ignored."""
+        span_id, parent = span.context.span_id, span.parent
+        if span_id not in self._owners and parent is not None and parent.span_id in self._owners:
+            self._adopt(span_id, self._owners[parent.span_id])
+        owner = self._owners.get(span_id)
+        if owner is None or span_id in owner.spans:
+            return
+        owner.spans[span_id] = span
+        if span_id == owner.root_id:
+            self._end(owner, span)
+        elif owner.is_exported:
+            self._export(span)
+
+    def find(self, name: str) -> RequestTrace | None:
+        """Return the newest request of this id, label or trace id."""
+        return next((each for each in self.recent() if each.is_called(name)), None)
+
+    def recent(self) -> Iterator[RequestTrace]:
+        """Requests that have ended, the newest first."""
+        return reversed(self._ended)
+
+    def _end(self, owner: RequestTrace, root: ReadableSpan) -> None:
+        if self._is_worth_exporting(root):
+            owner.is_exported = True
+            for each in owner.spans.values():
+                self._export(each)
+        self._ended.append(owner)
+        if len(self._ended) > self._max_requests:
+            for span_id in self._ended.popleft().span_ids:
+                del self._owners[span_id]
+
+    def _is_worth_exporting(self, root: ReadableSpan) -> bool:
+        found = root.attributes or {}
+        first_token_s = found.get(attributes.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK)
+        is_slow = (
+            self._slow_first_token_s > 0
+            and isinstance(first_token_s, float)
+            and first_token_s >= self._slow_first_token_s
+        )
+        return root.context.trace_flags.sampled or not root.status.is_ok or is_slow
+
+    def _adopt(self, span_id: int, owner: RequestTrace) -> None:
+        if len(owner.span_ids) < MAX_SPANS_PER_REQUEST:
+            owner.span_ids.append(span_id)
+            self._owners[span_id] = owner
+        else:
+            owner.num_dropped += 1

@@ -1,0 +1,80 @@
+"""One cluster of worker processes for all that looks at it, and an ingress for each test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import grpc.aio
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.trace import ReadableSpan
+
+from api.ingress import Ingress
+from router.config import RouterConfig
+from telemetry import span_codec
+from telemetry.config import TelemetryConfig
+from tests.cluster_processes import ClusterProcesses
+from tests.integration.api.test_whole_path import until_ready
+from tests.relay import open_ingress
+from tests.tiny_model import make_tiny_model
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """An OTLP collector that remembers the spans it got."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+        self.text = ""
+        self.endpoint = ""
+
+    async def Export(  # noqa: N802 - gRPC's name
+        self,
+        request: trace_service_pb2.ExportTraceServiceRequest,
+        context: grpc.aio.ServicerContext,
+    ) -> trace_service_pb2.ExportTraceServiceResponse:
+        self.text += str(request)
+        self.spans += span_codec.decode(request.SerializeToString())
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@pytest.fixture(scope="package")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    folder = tmp_path_factory.mktemp("trace")
+    cluster = ClusterProcesses(folder, make_tiny_model(folder / "model"))
+    try:
+        yield cluster
+    finally:
+        cluster.stop_all()
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[Collector]:
+    found = Collector()
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(found, server)
+    found.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield found
+    await server.stop(None)
+
+
+@pytest.fixture
+async def ingress(processes: ClusterProcesses, collector: Collector) -> AsyncIterator[Ingress]:
+    workers = await asyncio.to_thread(processes.ensure, decode=2)
+    opening = open_ingress(
+        workers,
+        RouterConfig(local_prefill="never"),
+        model_path=processes.model_path,
+        token_file=processes.token_file,
+        telemetry=TelemetryConfig(otlp_endpoint=collector.endpoint),
+    )
+    async with opening as opened:
+        yield opened
+
+
+@pytest.fixture
+async def http(ingress: Ingress) -> AsyncIterator[httpx.AsyncClient]:
+    url = f"http://127.0.0.1:{ingress.http_port}"
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        await until_ready(client)
+        yield client
