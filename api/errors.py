@@ -174,6 +174,7 @@ _VERDICTS: tuple[tuple[type[Exception], Verdict, str | None], ...] = (
         Verdict.UNAVAILABLE,
         "No workers can take the request now; try again later",
     ),
+    (router_errors.SlowReader, Verdict.CANCELLED, "The client reads too slowly"),
     (router_errors.RequestTimeout, Verdict.TIMEOUT, "The request missed its deadline"),
     (TimeoutError, Verdict.TIMEOUT, "The request missed its deadline"),
     (Exception, Verdict.FAILED, "The server failed to serve the request"),

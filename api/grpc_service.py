@@ -9,7 +9,7 @@ import grpc.aio
 from relevo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 from api.choice_text import TextDelta, join_deltas
-from api.errors import invalid
+from api.errors import ApiError, Verdict, invalid
 from api.generation_request import GenerationRequest, read_model, validate
 from api.grpc_fields import read_fields
 from api.grpc_gate import caller, request_label
@@ -103,9 +103,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             )
             if stream.is_finished:
                 message.usage.CopyFrom(Usage.of([stream]).to_proto())
-            await context.write(message)
+            await self._write(message, context)
 
         await self._run(request.generation, context, take, is_stream=True)
+
+    async def _write(self, message: inference_pb2.GenerateStreamResponse, context: Context) -> None:
+        """Send it; ApiError when the client makes no room for it."""
+        try:
+            async with asyncio.timeout(self._serving.config.stalled_reader_s):
+                await context.write(message)
+        except TimeoutError:
+            raise ApiError(Verdict.CANCELLED, "The client stopped reading") from None
 
     async def _run(
         self,

@@ -1,31 +1,43 @@
-"""uvicorn inside our process: no signal handlers, bounded request heads, a socket bound by us."""
+"""uvicorn inside our process: no signal handlers, a socket bound by us, bounds for strangers.
+
+A request head must end, in bytes and in time. A client must take what is sent to it: no more than
+UNSENT_BYTES wait in the kernel and the transport's own buffer in front of it, and when that makes
+no room for `stalled_reader_s`, the connection is dropped and whatever runs for it ends.
+"""
 
 import asyncio
 import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.config import TlsConfig
+from api.config import IngressConfig, TlsConfig
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
 # The gate refuses heads over 32 KiB with a proper answer; this ends one that never ends.
 MAX_HEAD_BYTES = 512 * 1024
 HEAD_TIMEOUT_S = 30.0
+UNSENT_BYTES = 16 * 1024
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Drops a connection whose request head has no end, in bytes or in time."""
+    """Drops a connection whose request head has no end, or whose client does not read."""
 
     _num_head_bytes = 0
     _is_in_head = False
     _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, stalled_reader_s: float, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._stalled_reader_s = stalled_reader_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
@@ -35,7 +47,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._stop_timer()
+        self._stop_stall_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Give the client a while to take what waits for it; aborting drops it unsent."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self._stalled_reader_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads."""
+        super().resume_writing()
+        self._stop_stall_timer()
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes of a head that is not complete yet."""
@@ -62,6 +85,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -78,22 +106,20 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Owns the listening socket. Invariant: after `start` it accepts, after `stop` it does not."""
 
-    def __init__(
-        self, app: ASGIApp, *, bind_host: str, port: int, tls: TlsConfig | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, config: IngressConfig) -> None:
         self._app = app
-        self._bind_host = bind_host
-        self._port = port
-        self._tls = tls
+        self._ingress_config = config
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Listen and return the port; OSError when it is taken."""
-        listener = _listen(self._bind_host, self._port)
+        ingress_config = self._ingress_config
+        host, port = ingress_config.bind_host, ingress_config.http_port
+        listener = _listen(host, port)
         config = uvicorn.Config(
             self._app,
-            http=BoundedProtocol,
+            http=_bounded_protocol(ingress_config.stalled_reader_s),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -103,17 +129,16 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=5,
             backlog=BACKLOG,
-            **_ssl_settings(self._tls),
+            **_ssl_settings(ingress_config.tls),
         )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started:
             if self._task.done():
                 self._task.result()
-                raise OSError(f"Got no HTTP server on {self._bind_host}:{self._port}")
+                raise OSError(f"Got no HTTP server on {host}:{port}")
             await asyncio.sleep(0.01)
-        port: Any = listener.getsockname()[1]
-        return int(port)
+        return int(listener.getsockname()[1])
 
     async def stop(self) -> None:
         """Close what is idle, give running responses a moment, close the rest."""
@@ -121,6 +146,13 @@ class HttpServer:
             return
         self._server.should_exit = True
         await self._task
+
+
+def _bounded_protocol(stalled_reader_s: float) -> type[asyncio.Protocol]:
+    # All that uvicorn does with the class is to call it.
+    return cast(
+        "type[asyncio.Protocol]", partial(BoundedProtocol, stalled_reader_s=stalled_reader_s)
+    )
 
 
 def _ssl_settings(tls: TlsConfig | None) -> dict[str, Any]:
@@ -140,4 +172,7 @@ def _listen(host: str, port: int) -> socket.socket:
     # Accepted sockets inherit it. asyncio would set it only where the socket names its protocol,
     # which these do not; without it head and body, and token after token, wait for 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # Else the kernel takes megabytes for a client that reads nothing, and nobody notices.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return listener

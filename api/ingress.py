@@ -62,9 +62,7 @@ class Ingress:
         self._app = build_http_app(
             self.serving, keys=keys, sink=sink, traces=self.traces, pulse=self._pulse
         )
-        self._http = HttpServer(
-            self._app, bind_host=config.bind_host, port=config.http_port, tls=config.tls
-        )
+        self._http = HttpServer(self._app, config)
         self._grpc = GrpcServer(self.serving, keys)
         self.http_port = 0  # known after start
         self.grpc_port = 0

@@ -160,7 +160,7 @@ class Serving:
         running = self._running.get(request_id)
         if running is None or running.caller.tenant.name != caller.tenant.name:
             return False
-        running.stream.abort()
+        running.stream.abort(Verdict.CANCELLED, "The request was aborted")
         return True
 
     async def drain(self, timeout_s: float) -> None:
@@ -172,7 +172,7 @@ class Serving:
         except TimeoutError:
             _LOGGER.warning("%d requests end with the ingress", len(self._running))
             for running in list(self._running.values()):
-                running.stream.abort()
+                running.stream.abort(Verdict.UNAVAILABLE, "The server is shutting down")
 
     async def close(self) -> None:
         """End what belongs to no request; after `drain`."""

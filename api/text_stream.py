@@ -44,6 +44,7 @@ class TextStream:
         self._on_close = on_close
         self.is_finished = False
         self._aborting: asyncio.Task[None] | None = None
+        self._abort_error: ApiError | None = None  # what its reader is told then
 
     @property
     def report(self) -> RequestReport:
@@ -94,9 +95,10 @@ class TextStream:
         """End it wherever it runs; what it held is free when this returns. Idempotent."""
         await self._close(None)
 
-    def abort(self) -> None:
+    def abort(self, verdict: Verdict, message: str) -> None:
         """End it from another task, at once, even when a slow client keeps its reader waiting."""
         if self._aborting is None and not self.is_finished:
+            self._abort_error = ApiError(verdict, message)
             self._aborting = asyncio.get_running_loop().create_task(self._generation.aclose())
 
     async def _close(self, reason: FinishReason | None) -> None:
@@ -110,6 +112,6 @@ class TextStream:
         try:
             return await anext(self._generation)
         except StopAsyncIteration:
-            if self._aborting is not None:
-                raise ApiError(Verdict.CANCELLED, "The request was aborted") from None
+            if self._abort_error is not None:
+                raise self._abort_error from None
             raise ApiError(Verdict.FAILED, "The generation ended without a finish reason") from None

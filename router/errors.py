@@ -29,6 +29,10 @@ class NoWorkers(RouterError):  # noqa: N818
         return self.message
 
 
+class SlowReader(RouterError):  # noqa: N818
+    """The consumer does not take its tokens (499)."""
+
+
 class RequestTimeout(RouterError):  # noqa: N818
     """The deadline passed (504)."""
 

@@ -2,7 +2,8 @@
 
 generate()       nothing runs yet
 first anext      a task starts to serve the request; tokens go into a buffer as they arrive
-anext            takes all that is there of one choice; a slow consumer gets larger batches
+anext            takes all that is there of one choice; a slow consumer gets larger batches, and
+                 one that leaves more than MAX_UNREAD_TOKENS lying is ended
 finish or error  each choice's last batch carries its finish reason; an error is raised once
 end_choice()     the consumer has all it wants of one choice; the others go on
 aclose()         at any moment, from any task: every call on the workers is cancelled
@@ -12,7 +13,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from router.errors import GenerationFailed, NoWorkers, RequestTimeout, RouterError
+from router.errors import (
+    GenerationFailed,
+    NoWorkers,
+    RequestTimeout,
+    RouterError,
+    SlowReader,
+)
 from router.report import RequestReport
 from router.request import FinishReason, TokenBatch
 from router.request_metrics import RequestMetrics
@@ -23,6 +30,7 @@ from telemetry import logs, tracing
 
 STOPPED_RETRY_S = 1.0
 BACKSTOP_S = 0.1
+MAX_UNREAD_TOKENS = 2048
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -49,11 +57,13 @@ class Generation:
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
         self._pending: dict[int, TokenBatch] = {}  # by choice index; the oldest first
+        self._num_unread = 0  # tokens in `_pending`
         self._unfinished = set(range(run.num_choices))
         self._untaken = set(range(run.num_choices))  # choices whose end was not taken
         self._error: BaseException | None = None
         self._is_over = False
         self._is_stopped = False
+        self._is_overrun = False  # the consumer left too much lying
         self._close_reason = "abort"
         self._wake = asyncio.Event()
 
@@ -80,7 +90,8 @@ class Generation:
 
     def end_choice(self, choice_index: int) -> None:
         """End one choice: nothing more of it comes. The last one is ended by `aclose`."""
-        self._pending.pop(choice_index, None)
+        if (unread := self._pending.pop(choice_index, None)) is not None:
+            self._num_unread -= len(unread.token_ids)
         self._unfinished.discard(choice_index)
         self._untaken.discard(choice_index)
         self._run.cancel_choice(choice_index)
@@ -109,6 +120,7 @@ class Generation:
 
     def _take_batch(self) -> TokenBatch:
         batch = self._pending.pop(next(iter(self._pending)))
+        self._num_unread -= len(batch.token_ids)
         if batch.finish_reason is not None:
             self._untaken.discard(batch.choice_index)
         return batch
@@ -135,6 +147,10 @@ class Generation:
                 self._timeline.end(batch.finish_reason.value)
         pending = self._pending.get(index)
         self._pending[index] = batch if pending is None else pending.joined(batch)
+        self._num_unread += num_tokens
+        if self._num_unread > MAX_UNREAD_TOKENS and self._task is not None:
+            self._is_overrun = True
+            self._task.cancel()
         self._wake.set()
 
     async def _serve(self) -> None:
@@ -168,6 +184,8 @@ class Generation:
         self._timeline.end(finish_reason)
         if self._is_stopped and error is None:
             error = NoWorkers("the router stops", STOPPED_RETRY_S)
+        if self._is_overrun and error is None:
+            error = SlowReader(f"more than {MAX_UNREAD_TOKENS} tokens wait to be read")
         # A finish that was delivered stands, whatever closing the calls brought up.
         self._error = error if self._unfinished else None
         self._wake.set()

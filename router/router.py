@@ -32,6 +32,7 @@ from router.request import LoadReport, ModelInfo, RoutedRequest
 from router.request_metrics import RequestMetrics
 from router.request_run import RequestRun, RunServices
 from router.retry import RetryBudget
+from router.retry_quota import RetryQuota
 from router.status import Readiness, build_status, describe_routes
 from router.timeline import Timeline
 from router.worker_state import WorkerState
@@ -63,12 +64,13 @@ class Router:
         )
         self._dispatcher = Dispatcher(config, self._workers, rng=rng, now=now)
         self._metrics = RequestMetrics(metrics)
+        quota = RetryQuota(now)
         self._services = RunServices(
             dispatcher=self._dispatcher,
             workers=self._workers,
             channels=channels,
             metrics=self._metrics,
-            new_budget=lambda: RetryBudget(config, rng),
+            new_budget=lambda: RetryBudget(config, rng, quota),
             spawn=self._spawn,
             now=now,
         )

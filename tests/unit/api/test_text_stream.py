@@ -166,8 +166,8 @@ async def test_abort_reaches_the_reader_as_a_cancel() -> None:
     case = Case([TokenBatch(ids_of("a"))])
     reading = asyncio.create_task(case.read())
     await asyncio.sleep(0.01)
-    case.stream.abort()
-    case.stream.abort()
+    case.stream.abort(Verdict.CANCELLED, "aborted")
+    case.stream.abort(Verdict.CANCELLED, "aborted")
     with pytest.raises(ApiError) as caught:
         await reading
     assert caught.value.verdict is Verdict.CANCELLED

@@ -1,3 +1,4 @@
+import contextlib
 import random
 
 import grpc
@@ -8,16 +9,19 @@ from router.config import RouterConfig
 from router.errors import GenerationFailed, InvalidRequest, RequestTimeout
 from router.failures import failure_of, raise_if_final
 from router.retry import MAX_UNREACHED, Failure, RetryBudget
+from router.retry_quota import FLOOR, FLOOR_PER_S, SHARE, RetryQuota
 from router.worker_view import WorkerKey
 from rpc import errors
 from rpc.status import to_status
+from tests.fakes import FakeClock
 
 KEY = WorkerKey("decode-0", 1)
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-def budget(limit: int = 3) -> RetryBudget:
-    return RetryBudget(RouterConfig(migration_limit=limit), random.Random(1))
+def budget(limit: int = 3, quota: RetryQuota | None = None) -> RetryBudget:
+    config = RouterConfig(migration_limit=limit)
+    return RetryBudget(config, random.Random(1), quota or RetryQuota(FakeClock()))
 
 
 def failure(cause: str, *, was_admitted: bool) -> Failure:
@@ -63,6 +67,39 @@ def test_a_drain_is_free() -> None:
     spent = budget(0)
     for _ in range(10):
         assert spent.spend(failure("migrate", was_admitted=True)) == 0.0
+
+
+def test_errors_are_retried_after_a_pause_that_no_two_requests_share() -> None:
+    quota = RetryQuota(FakeClock())
+    pauses = set()
+    for seed in range(5):
+        spent = RetryBudget(RouterConfig(), random.Random(seed), quota)
+        pauses |= {spent.spend(failure("error", was_admitted=True)) for _ in range(2)}
+    assert len(pauses) == 10
+    assert all(0 < pause_s <= 0.02 for pause_s in pauses)
+
+
+def test_a_storm_of_errors_is_retried_for_a_fifth_of_the_requests_and_a_few_on_top() -> None:
+    quota, num_requests, num_retries = RetryQuota(FakeClock()), 500, 0
+    for _ in range(num_requests):
+        spent = budget(3, quota)
+        with contextlib.suppress(GenerationFailed):
+            while True:
+                spent.spend(failure("error", was_admitted=True))
+                num_retries += 1
+    assert 0 < num_retries <= SHARE * num_requests + FLOOR
+
+
+def test_lost_workers_cost_the_quota_nothing_and_calm_gives_it_back() -> None:
+    clock = FakeClock()
+    quota = RetryQuota(clock)
+    for _ in range(1000):
+        for cause in ("lost", "transfer", "migrate"):
+            budget(3, quota).spend(failure(cause, was_admitted=True))
+    while quota.take():
+        pass
+    clock.advance(3.0 / FLOOR_PER_S)
+    assert [quota.take() for _ in range(4)] == [True, True, True, False]
 
 
 def test_refusals_pause_longer_and_longer_but_never_end_it() -> None:

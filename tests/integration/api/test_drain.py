@@ -1,0 +1,102 @@
+"""How an ingress ends: not ready at once, nothing new, streams to their end."""
+
+import asyncio
+import json
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from relevo.v1 import inference_pb2
+
+from api.tokenizer import Tokenizer
+from tests.integration.api.conftest import ANSWER, Site, open_site, saying
+
+COMPLETION = {"model": "tiny", "prompt": "hi"}
+STREAM = {**COMPLETION, "stream": True}
+GENERATION = inference_pb2.Generation(model="tiny", text="hi")
+
+
+async def stream_over_grpc(site: Site) -> tuple[str, grpc.StatusCode]:
+    call = site.stub.GenerateStream(inference_pb2.GenerateStreamRequest(generation=GENERATION))
+    text = ""
+    try:
+        async for message in call:
+            text += message.text
+    except grpc.aio.AioRpcError:
+        pass
+    return text, await call.code()
+
+
+async def stream_over_http(site: Site) -> list[str]:
+    response = await site.http.post("/v1/completions", json=STREAM)
+    assert response.status_code == 200
+    return [part.removeprefix("data: ") for part in response.text.split("\n\n") if part]
+
+
+async def begin(site: Site) -> tuple[list[asyncio.Task[list[str]]], list[asyncio.Task[object]]]:
+    """Four streams that have begun."""
+    http = [asyncio.create_task(stream_over_http(site)) for _ in range(2)]
+    calls: list[asyncio.Task[object]] = [
+        asyncio.create_task(stream_over_grpc(site)) for _ in range(2)
+    ]
+    async with asyncio.timeout(5):
+        while site.ingress.serving.num_running < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return http, calls
+
+
+async def test_a_drain_refuses_at_once_and_ends_when_the_streams_do(
+    model_path, tokenizer: Tokenizer
+) -> None:  # type: ignore[no-untyped-def]
+    async with open_site(model_path, tokenizer, drain_s=20.0) as site:
+        site.router.step_s = 0.05
+        http, calls = await begin(site)
+        stopping = asyncio.create_task(site.ingress.stop())
+        await asyncio.sleep(0)
+        assert (await site.http.get("/ready")).status_code == 503
+        assert (await site.http.get("/health")).status_code == 200
+        health = health_pb2_grpc.HealthStub(site.channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        refused = await site.http.post("/v1/completions", json=COMPLETION)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        call = site.stub.Generate(inference_pb2.GenerateRequest(generation=GENERATION))
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert not stopping.done()
+        for events in await asyncio.gather(*http):
+            assert events[-1] == "[DONE]"
+            chunks = [json.loads(each) for each in events[:-1]]
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == ANSWER
+        assert await asyncio.gather(*calls) == [(ANSWER, grpc.StatusCode.OK)] * 2
+        await asyncio.wait_for(stopping, 5)
+        with pytest.raises(httpx.ConnectError):
+            await site.http.get("/health")
+
+
+async def test_what_outlives_the_drain_ends_in_an_error_that_says_so(
+    model_path, tokenizer: Tokenizer
+) -> None:  # type: ignore[no-untyped-def]
+    async with open_site(model_path, tokenizer, drain_s=0.2) as site:
+        site.router.script = saying("ab", end=None)
+        http, calls = await begin(site)
+        await asyncio.wait_for(site.ingress.stop(), 8)
+        for events in await asyncio.gather(*http):
+            assert "[DONE]" not in events
+            assert json.loads(events[-1])["error"]["code"] == "no_workers"
+        assert await asyncio.gather(*calls) == [("ab", grpc.StatusCode.UNAVAILABLE)] * 2
+        assert all(each.is_closed for each in site.router.generations)
+
+
+async def test_the_same_ports_can_be_opened_again_at_once(model_path, tokenizer: Tokenizer) -> None:  # type: ignore[no-untyped-def]
+    ports = {"http_port": 0, "grpc_port": 0}
+    for _ in range(3):
+        async with open_site(model_path, tokenizer, **ports) as site:
+            ingress = site.ingress
+            ports = {"http_port": ingress.http_port, "grpc_port": ingress.grpc_port}
+            # Connections that the server closes first: their ports linger in TIME_WAIT.
+            assert (await site.http.post("/v1/completions", json=COMPLETION)).status_code == 200
+            await site.stub.Generate(inference_pb2.GenerateRequest(generation=GENERATION))
+            await ingress.stop()
