@@ -86,6 +86,7 @@ class Ingress:
             await self._http.stop()
             raise
         self._pulse.start()
+        _LOGGER.info("Routes: %s", " ".join(self.routes))
         _LOGGER.info("HTTP on %s:%d, gRPC on :%d", config.bind_host, self.http_port, self.grpc_port)
 
     async def stop(self) -> None:

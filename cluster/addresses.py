@@ -14,6 +14,7 @@ def table(config: ClusterConfig, dashboard: str, run_directory: Path) -> dict[st
     rows = {
         "HTTP": f"{http}/v1",
         "gRPC": f"{host}:{config.ingress.grpc_port}",
+        "Dashboard": f"{http}/dashboard  (relevo top --url {http})",
         "API docs": f"{http}/docs",
         "Status": f"{http}/v1/status  (relevo status --url {http})",
         "Metrics": f"{http}/metrics",

@@ -82,6 +82,12 @@ def status(
 
 
 @app.command()
+def top(url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+    """Watch traffic, workers, links and routes live; Ctrl-C ends."""
+    raise typer.Exit(_load("cluster.top").run(url, api_key=api_key))
+
+
+@app.command()
 def trace(
     request_id: Annotated[
         str,

@@ -4,7 +4,7 @@ Precedence: command line `--set` > environment `RELEVO__SECTION__KEY` > file > d
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -158,6 +158,24 @@ def config_from_args(args: Mapping[str, Any]) -> ClusterConfig:
     """Check a tree of keys that came whole, such as the `args` of a Serve config file."""
     check_keys(args, ClusterConfig, source="args")
     return _validate(args)
+
+
+def non_defaults(config: ClusterConfig) -> str:
+    """What a person has set, as they would write it; a secret is never a value of a key."""
+    found, usual = config.model_dump(), ClusterConfig().model_dump()
+    return " ".join(f"{key}={value}" for key, value in _differences(found, usual, ""))
+
+
+def _differences(
+    found: Mapping[str, Any], usual: Mapping[str, Any] | None, prefix: str
+) -> Iterator[tuple[str, Any]]:
+    for name, value in found.items():
+        other = (usual or {}).get(name)
+        if isinstance(value, Mapping):
+            nested = other if isinstance(other, Mapping) else None
+            yield from _differences(value, nested, f"{prefix}{name}.")
+        elif value != other:
+            yield f"{prefix}{name}", value
 
 
 def _validate(tree: Mapping[str, Any]) -> ClusterConfig:

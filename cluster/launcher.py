@@ -6,6 +6,7 @@ application -> table of addresses -> wait for SIGINT or SIGTERM -> drain -> veri
 
 import contextlib
 import importlib
+import importlib.metadata
 import os
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import addresses, preflight, processes
-from cluster.config import ClusterConfig, load_config
+from cluster.config import ClusterConfig, load_config, non_defaults
 from cluster.config_sources import ConfigError
 from cluster.preparation import prepare
 from cluster.progress import Progress
@@ -40,7 +41,10 @@ def serve(file: Path | None, assignments: Sequence[str]) -> int:
     try:
         config = load_config(file, assignments=assignments)
         preflight.check(config)
+        progress.say("relevo", f"version {_version()}")
         progress.say("config", _summary(config))
+        if changed := non_defaults(config):
+            progress.say("settings", changed)
         with _run_directory() as run_directory:
             config = prepare(config, run_directory, progress.say)
             return _Run(config, run_directory, terminal, progress, signals).run()
@@ -50,6 +54,13 @@ def serve(file: Path | None, assignments: Sequence[str]) -> int:
     except StopRequested:
         processes.end_descendants(END_GRACE_S)
         return 0
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("relevo")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"  # a source tree that was never installed
 
 
 def _summary(config: ClusterConfig) -> str:
@@ -120,6 +131,7 @@ class _Run:
         session.deploy()
         session.wait_until_ready()
         self._is_ready = True
+        session.add_dashboards()
         rows = addresses.table(self._config, session.dashboard, self._directory)
         self._progress.show(rows, footer=addresses.curl(self._config))
         session.follow()

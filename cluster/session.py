@@ -23,11 +23,13 @@ from cluster.config import ClusterConfig
 from cluster.placement import unplaceable
 from cluster.progress import WorkerWatch
 from cluster.start_error import StartError
+from telemetry import grafana
 
 APPLICATION = "relevo"
 INGRESS = "Ingress"
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # nothing of ours passes through the object store
 RAY_DIRECTORY = "ray"
+GRAFANA_DIRECTORY = "metrics/grafana/dashboards"  # in the folder of a session of Ray
 POLL_S = 0.2
 REPORT_AGAIN_S = 15.0  # what is waited for is named again after so long
 STATUS_WITHIN_S = 2.0
@@ -172,6 +174,15 @@ class Session:
             if set(counts) != {"RUNNING"}:
                 states = ", ".join(f"{count} {state.lower()}" for state, count in counts.items())
                 self._say("waiting", f"{name}: {states or 'no replica yet'}")
+
+    def add_dashboards(self) -> None:
+        """Put our Grafana dashboards beside Ray's own, where a Grafana with its files looks.
+
+        Only now: Ray makes that folder anew while it starts.
+        """
+        if self.config.is_local:
+            session = self._run_directory / RAY_DIRECTORY / "session_latest"
+            grafana.write(session / GRAFANA_DIRECTORY, prefix=grafana.RAY_PREFIX)
 
     def follow(self) -> None:
         """Say what changes, from now on; StartError when Ray itself has ended."""

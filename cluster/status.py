@@ -41,7 +41,7 @@ def run(url: str, *, api_key: str, as_json: bool) -> int:
 def _show(status: Mapping[str, Any]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     reasons = "; ".join(status.get("reasons", ()))
-    console.print(f"{_colored(status['state'])}{f': {escape(reasons)}' if reasons else ''}")
+    console.print(f"{colored(status['state'])}{f': {escape(reasons)}' if reasons else ''}")
     workers = Table(*COLUMNS, header_style="bold", title="Workers")
     for column in workers.columns[2:7]:
         column.justify = "right"
@@ -62,7 +62,7 @@ def _worker_row(worker: Mapping[str, Any]) -> list[str]:
     counts = [f"{kv[state]} {state}" for state in BLOCK_STATES if kv.get(state)]
     return [
         worker["id"],
-        _colored(worker["state"]),
+        colored(worker["state"]),
         str(worker.get("pid", "")),
         *(str(worker.get(key, 0)) for key in ("running", "waiting", "transferring")),
         f"{worker.get('heartbeat_age_s', 0.0):.1f} s",
@@ -74,12 +74,13 @@ def _link_row(worker_id: str, link: Mapping[str, Any]) -> list[str]:
     return [
         worker_id,
         link["peer"],
-        _colored(link["state"]),
+        colored(link["state"]),
         link.get("backend", ""),
         str(link.get("generation", "")),
         escape(link.get("reason", "")),
     ]
 
 
-def _colored(state: str) -> str:
+def colored(state: str) -> str:
+    """The state as markup: green, yellow or red."""
     return f"[{COLORS.get(state, 'red')}]{state}[/]"

@@ -77,7 +77,7 @@ def test_each_phase_and_worker_has_a_line_and_then_come_the_addresses(
     for phase in ("config", "ray", "serve", "prefill-0", "decode-0"):
         assert phase in phases, lines
     rows = [line.split("  ")[1] for line in lines if line.startswith("  ") and "://" in line]
-    assert {"HTTP", "API docs", "Status", "Metrics", "Ray dashboard"} <= set(rows)
+    assert {"HTTP", "Dashboard", "API docs", "Status", "Metrics", "Ray dashboard"} <= set(rows)
     assert any(line.startswith("curl ") for line in lines)
     assert cluster.errors == []
 
@@ -119,6 +119,14 @@ def test_the_hand_over_moved_kv(cluster: ServedCluster) -> None:
     for worker in status["workers"]:
         kv = worker["kv"]
         assert sum(count for name, count in kv.items() if name != "total") == kv["total"] == 64
+
+
+def test_ray_s_grafana_finds_our_dashboards(cluster: ServedCluster) -> None:
+    folder = cluster.run_directory() / "ray/session_latest/metrics/grafana/dashboards"
+    names = {path.name for path in folder.glob("relevo-*.json")}
+    assert len(names) == 4
+    text = (folder / "relevo-overview-ray.json").read_text()
+    assert "ray_relevo_requests_finished_total" in text
 
 
 def test_grpc_says_that_it_serves(cluster: ServedCluster) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.config import ClusterConfig, config_from_args, load_config
+from cluster.config import ClusterConfig, config_from_args, load_config, non_defaults
 from cluster.config_sources import ConfigError, dotted_keys
 
 ENGINE_KEYS = {
@@ -199,3 +199,13 @@ def test_what_config_show_prints_is_the_same_configuration(tmp_path: Path) -> No
 def test_args_of_a_serve_file_are_checked_like_a_file() -> None:
     with pytest.raises(ConfigError, match=r"unknown config key 'decode\.x' in args"):
         config_from_args({"decode": {"x": 1}})
+
+
+def test_what_a_person_set_is_told_as_they_would_write_it() -> None:
+    assert non_defaults(ClusterConfig()) == ""
+    config = load_config(
+        assignments=["decode.replicas=2", "decode.engine.max_num_seqs=4", "model.dtype=float32"],
+        environ={},
+    )
+    told = "model.dtype=float32 decode.replicas=2 decode.engine.max_num_seqs=4"
+    assert non_defaults(config) == told
