@@ -51,7 +51,7 @@ NONE_MATCHED = $(if $(ARGS),|| [ $$? = 5 ])
 export PYTHONUNBUFFERED = 1
 export TQDM_DISABLE = 1
 
-.PHONY: help setup gemma serve test unit check fmt protos soak gpu gpu2 size ci lock audit
+.PHONY: help setup gemma serve test unit check fmt protos dashboards soak gpu gpu2 size ci lock audit
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -89,6 +89,9 @@ fmt: $(STAMP) ## format and fix
 
 protos: $(STAMP) ## generate the stubs anew
 	$(PROTOC) --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTOS)
+
+dashboards: $(STAMP) ## generate the Grafana dashboards anew
+	$(BIN)/python -m telemetry.grafana deploy/grafana
 
 soak: setup ## the long forms of the seeded tests (MINUTES=10 SEED=1)
 	RELEVO_SOAK_MINUTES=$(MINUTES) RELEVO_SOAK_SEED=$(SEED) \

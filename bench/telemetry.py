@@ -1,0 +1,201 @@
+"""What it costs to see: throughput at 16 streams with metrics, and with every request traced.
+
+    .venv/bin/python -m bench.telemetry [--rounds 6] [--model PATH] [--tokens 32] [--streams 16]
+
+Starts three clusters of one prefill and one decode process and an ingress: `plain` writes no
+metrics of the ingress and no spans, `metrics` writes metrics, `traced` records all spans of every
+request, too, and exports them to a collector that is not there. In each round each cluster serves
+the same number of streams, in turns; the order rotates. Prints tokens per second, and the ratios
+to `plain` and to each other within a round: their median and spread.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from api.config import IngressConfig, ModelConfig
+from api.ingress import Ingress
+from router.config import RouterConfig
+from router.discovery import StaticDiscovery
+from router.router import Router
+from rpc.channel import ChannelPool
+from rpc.config import RpcConfig
+from rpc.description import WorkerDescription
+from rpc.token import create_token, read_token
+from telemetry.config import TelemetryConfig
+from telemetry.metrics import Metrics
+from telemetry.prometheus_sink import PrometheusSink
+
+SILENT: Final = {"sample_ratio": 0.0, "keep_traces": 0}
+VARIANTS: Final[dict[str, dict[str, Any]]] = {
+    "plain": SILENT,
+    "metrics": SILENT,
+    "traced": {"sample_ratio": 1.0, "otlp_endpoint": "http://127.0.0.1:9"},
+}
+PROMPT_TOKENS = 48
+
+
+@contextmanager
+def workers(variant: str, model: Path, folder: Path) -> Iterator[list[WorkerDescription]]:
+    """One worker process a pool."""
+    token_file = folder / "token"
+    create_token(token_file)
+    settings = {
+        "token_file": str(token_file),
+        "engine": {"model_path": str(model), "num_threads": 1, "max_num_seqs": 32},
+        "telemetry": VARIANTS[variant],
+    }
+    config = folder / "worker.json"
+    config.write_text(json.dumps(settings))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"{pool}_workers", "--config", str(config), "--rank", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for pool in ("prefill", "decode")
+    ]
+    try:
+        lines = [process.stdout.readline() for process in started if process.stdout]
+        yield [WorkerDescription.from_dict(json.loads(line)) for line in lines]
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(30)
+
+
+@asynccontextmanager
+async def ingress(
+    variant: str, found: list[WorkerDescription], model: Path, folder: Path
+) -> AsyncIterator[Ingress]:
+    """An ingress in front of them."""
+    sink = PrometheusSink()
+    channels = ChannelPool(token=read_token(folder / "token"), config=RpcConfig())
+    router = Router(
+        RouterConfig(local_prefill="never"),
+        StaticDiscovery(found),
+        channels,
+        ingress_id=variant,
+        metrics=None if variant == "plain" else Metrics(sink),
+    )
+    opened = Ingress(
+        IngressConfig(http_port=0, grpc_port=0, drain_s=0.0),
+        ModelConfig(model_id="bench", path=str(model)),
+        router=router,
+        sink=sink,
+        telemetry=TelemetryConfig(**VARIANTS[variant]),
+    )
+    await router.start()
+    await opened.start()
+    try:
+        yield opened
+    finally:
+        await opened.stop()
+        await router.stop()
+        await channels.close()
+
+
+async def serve(variant: str, model: Path) -> None:
+    """Be one cluster until the standard input ends."""
+    with tempfile.TemporaryDirectory() as name, workers(variant, model, Path(name)) as found:
+        async with ingress(variant, found, model, Path(name)) as opened:
+            while not opened.serving.is_ready():  # noqa: ASYNC110 - once, at the start
+                await asyncio.sleep(0.1)
+            print(opened.http_port, flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+
+
+async def load(port: int, *, streams: int, tokens: int, seed: int) -> float:
+    """Serve so many streams at once and return tokens per second."""
+
+    async def stream(client: httpx.AsyncClient, number: int) -> None:
+        start = seed * 7919 + number * 104729
+        body = {
+            "model": "bench",
+            "prompt": [1000 + (start + n) % 20_000 for n in range(PROMPT_TOKENS)],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            response.raise_for_status()
+            async for _ in response.aiter_raw():
+                continue
+
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
+        started = time.perf_counter()
+        await asyncio.gather(*(stream(client, number) for number in range(streams)))
+        return streams * tokens / (time.perf_counter() - started)
+
+
+async def compare(ports: dict[str, int], options: argparse.Namespace) -> None:
+    """Load all in turns and print the ratios."""
+    names = list(ports)
+    rounds: list[dict[str, float]] = []
+    for number in range(options.rounds + 1):
+        order = names[number % 3 :] + names[: number % 3]
+        seen = {
+            name: await load(
+                ports[name], streams=options.streams, tokens=options.tokens, seed=number
+            )
+            for name in order
+        }
+        if number > 0:  # the first warms up
+            rounds.append(seen)
+            print("  ".join(f"{name} {seen[name]:7.1f} tok/s" for name in names), flush=True)
+    for name, base in (("metrics", "plain"), ("traced", "metrics"), ("traced", "plain")):
+        ratios = sorted(seen[name] / seen[base] for seen in rounds)
+        print(
+            f"{name} over {base}: median {statistics.median(ratios):.3f},"
+            f" spread {ratios[0]:.3f} to {ratios[-1]:.3f}, {len(ratios)} rounds"
+        )
+
+
+def main() -> None:
+    """Start the three clusters, or be one of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--model", type=Path, default=Path(".models/smollm2-135m-instruct"))
+    parser.add_argument("--serve", choices=VARIANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.serve, options.model))
+        return
+    with ExitStack() as stack:
+        children = {}
+        for name in VARIANTS:
+            command = [sys.executable, "-m", "bench.telemetry", "--serve", name]
+            child = subprocess.Popen(
+                [*command, "--model", str(options.model)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(child.wait, 60)
+            if child.stdin is not None:
+                stack.callback(child.stdin.close)
+            children[name] = child
+        ports = {
+            name: int(each.stdout.readline()) for name, each in children.items() if each.stdout
+        }
+        asyncio.run(compare(ports, options))
+
+
+if __name__ == "__main__":
+    main()
