@@ -24,7 +24,6 @@ from router.request import ModelInfo, RoutedRequest
 from telemetry import tracing
 
 NOT_READY_RETRY_AFTER_S = 2.0
-ANYBODY = Caller()
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class Serving:
         *,
         request_label: str,
         arrived_at: float,
-        caller: Caller = ANYBODY,
+        caller: Caller,
         timeout_s: float | None = None,
     ) -> TextStream:
         """Start a request; the caller must exhaust or close the stream."""
@@ -155,7 +154,7 @@ class Serving:
         self._running[request_id] = _Running(stream=stream, caller=caller)
         return stream
 
-    def abort(self, request_id: str, *, caller: Caller = ANYBODY) -> bool:
+    def abort(self, request_id: str, *, caller: Caller) -> bool:
         """End a request of this tenant by the id the server gave it; False when there is none."""
         running = self._running.get(request_id)
         if running is None or running.caller.tenant.name != caller.tenant.name:

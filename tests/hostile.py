@@ -6,12 +6,13 @@ import os
 import pickle
 import socket
 import ssl
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 NUM_IDLE = 200
-ANSWER_WITHIN_S = 2.0
+NUM_PORTS_AT_ONCE = 4
 
 
 class Touch:
@@ -52,12 +53,25 @@ def messages(touched: Path) -> list[bytes]:
     ]
 
 
-async def knock(port: int, touched: Path, *, num_idle: int = NUM_IDLE) -> None:
-    """Say all of it to one port while many connections stand idle; refusals are fine."""
-    idle = [each for _ in range(num_idle) if (each := _connect(port)) is not None]
+async def knock(ports: Iterable[int], touched: Path) -> None:
+    """Say all of it to each port, a few ports at a time."""
+    slots = asyncio.Semaphore(NUM_PORTS_AT_ONCE)
+
+    async def knock_at(port: int) -> None:
+        async with slots:
+            await asyncio.to_thread(_knock, port, touched)
+
+    await asyncio.gather(*map(knock_at, ports))
+
+
+def _knock(port: int, touched: Path) -> None:
+    """Say all of it while many connections stand idle; refusals are fine."""
+    idle = []
+    while len(idle) < NUM_IDLE and (connection := _connect(port)) is not None:
+        idle.append(connection)
     try:
         for message in messages(touched):
-            await asyncio.to_thread(_say, port, message)
+            _say(port, message)
     finally:
         for each in idle:
             each.close()

@@ -3,14 +3,9 @@
 One cluster for the module; the tests run in the order of the file, the last one stops it.
 """
 
-import asyncio
 import json
 import os
-import re
-import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +18,10 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.hostile import knock, listening
 from tests.served_cluster import RELEVO, ServedCluster, is_taken
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
-LOOPBACK = {"127.0.0.1", "::1"}
 BODY = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "Say hello to the world."}],
@@ -40,9 +33,7 @@ BODY = {
 @pytest.fixture(scope="module")
 def cluster(tiny_model: Path) -> Iterator[ServedCluster]:
     shm = set(os.listdir("/dev/shm"))
-    served = ServedCluster.start(
-        tiny_model, "router.local_prefill=never", "prefill.drain_s=15", "decode.drain_s=15"
-    )
+    served = ServedCluster.start(tiny_model, "router.local_prefill=never")
     try:
         served.wait_until_shown()
         yield served
@@ -167,81 +158,15 @@ def test_chat_command_keeps_a_conversation(cluster: ServedCluster) -> None:
     assert done.stdout.count("> ") == 3
 
 
-def family(cluster: ServedCluster) -> list[psutil.Process]:
-    launcher = psutil.Process(cluster.process.pid)
-    return [launcher, *launcher.children(recursive=True)]
-
-
-def listed_for_ray() -> dict[str, int]:
-    """What SECURITY.md says: a piece of a command line -> how many ports on all interfaces."""
-    text = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
-    rows = re.findall(r"^\| `([^`]+)`[^|]*\| up to (\d+)[^|]*\|$", text, re.MULTILINE)
-    assert len(rows) > 5
-    return {piece: int(count) for piece, count in rows}
-
-
-def test_our_sockets_are_on_loopback_and_the_others_are_those_on_the_list(
-    cluster: ServedCluster,
-) -> None:
-    listed, too_many = listed_for_ray(), []
+def test_our_sockets_are_on_loopback_only(cluster: ServedCluster) -> None:
     own_ports = {cluster.http_port, cluster.grpc_port}
-    for process in family(cluster):
-        listeners = listening([process])
-        open_to_all = {port for port, address in listeners.items() if address not in LOOPBACK}
-        command = " ".join(process.cmdline())
-        allowed = next((count for piece, count in listed.items() if piece in command), 0)
-        if len(open_to_all) > allowed:
-            too_many.append(f"{command[:120]}: {listeners}")
-        assert not own_ports & open_to_all
-        # The worker's own gRPC port, or the two of an ingress.
-        if "ServeReplica" in command:
-            assert set(listeners) - open_to_all, command
-    assert too_many == []
-
-
-def test_ray_asks_for_its_token(cluster: ServedCluster) -> None:
-    (line,) = (line for _, line in cluster.lines if line.startswith("  Ray dashboard"))
-    url = line.removeprefix("  Ray dashboard").strip(" )").partition("  (token: ")[0]
-    assert url.startswith("http://127.0.0.1:")
-    for method, path in (
-        ("POST", "/api/jobs/"),
-        ("DELETE", "/api/jobs/x"),
-        ("PUT", "/api/serve/applications/"),
-        ("DELETE", "/api/serve/applications/"),
-    ):
-        for headers in ({}, {"Authorization": f"Bearer {'0' * 64}"}):
-            answer = httpx.request(
-                method, f"{url}{path}", json={"entrypoint": "true"}, headers=headers, timeout=30
-            )
-            assert answer.status_code in {401, 403}, (method, path, answer.text)
-    head = next(process for process in family(cluster) if process.name() == "gcs_server")
-    port = next(each.partition("=")[2] for each in head.cmdline() if "gcs_server_port=" in each)
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
-    joined = subprocess.run(
-        [sys.executable, "-c", f"import ray; ray.init('127.0.0.1:{port}'); print('JOINED')"],
-        env={**environment, "HOME": "/nonexistent"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert joined.returncode != 0
-    assert "JOINED" not in joined.stdout
-    assert "token" in joined.stderr.lower()
-    assert text_of(ask(cluster))
-
-
-def test_strangers_at_every_port_get_nothing(cluster: ServedCluster, tmp_path: Path) -> None:
-    before, pids = text_of(ask(cluster)), {each.pid for each in family(cluster)}
-    for port in listening(family(cluster)):
-        asyncio.run(knock(port, tmp_path / "touched", num_idle=20))
-    assert text_of(ask(cluster)) == before
-    assert not (tmp_path / "touched").exists()
-    workers = {worker["pid"] for worker in cluster.status()["workers"]}
-    assert workers <= pids
-    # Ray starts and ends idle processes as it likes; nothing else may have died.
-    named = {"gcs_server", "raylet"}
-    assert named <= {each.name() for each in family(cluster)}
+    found = {
+        connection.laddr.port: connection.laddr.ip.removeprefix("::ffff:")
+        for child in psutil.Process(cluster.process.pid).children(recursive=True)
+        for connection in child.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port in own_ports
+    }
+    assert found == dict.fromkeys(own_ports, "127.0.0.1")
 
 
 def test_metrics_reach_prometheus_both_ways(cluster: ServedCluster) -> None:
@@ -309,37 +234,9 @@ def test_a_killed_worker_comes_back_and_the_request_waits(
     assert {name: cluster.worker(name)["pid"] for name in others} == others
 
 
-def test_sigterm_lets_streams_end_and_leaves_nothing(cluster: ServedCluster) -> None:
+def test_sigterm_leaves_nothing(cluster: ServedCluster) -> None:
     directory = cluster.run_directory()
-    ended: list[tuple[float, str]] = []
-
-    def stream() -> None:
-        body = BODY | {"max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream(
-            "POST", f"{cluster.url}/v1/chat/completions", json=body, timeout=60
-        ) as response:
-            lines = [line for line in response.iter_lines() if line]
-        ended.append((time.monotonic(), lines[-1]))
-
-    streams = [threading.Thread(target=stream) for _ in range(4)]
-    for each in streams:
-        each.start()
-    while sum(worker["running"] for worker in cluster.status()["workers"]) < 4:
-        time.sleep(0.02)
-    cluster.note_descendants()
-    cluster.process.send_signal(signal.SIGTERM)
-    while (ready := httpx.get(f"{cluster.url}/ready", timeout=10)).status_code == 200:
-        time.sleep(0.02)
-    not_ready_at = time.monotonic()
-    assert ready.status_code == 503
-    assert httpx.get(f"{cluster.url}/health", timeout=10).status_code == 200
-    refused = httpx.post(f"{cluster.url}/v1/chat/completions", json=BODY, timeout=10)
-    assert refused.status_code == 503
-    for each in streams:
-        each.join(60)
-    assert [line for _, line in ended] == ["data: [DONE]"] * 4
-    assert max(at for at, _ in ended) > not_ready_at
-    assert cluster.wait(90.0) == 0, cluster.output()
+    assert cluster.stop() == 0, cluster.output()
     assert cluster.errors == []
     assert cluster.survivors() == []
     assert not is_taken(cluster.http_port)

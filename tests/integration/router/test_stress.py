@@ -60,7 +60,13 @@ class Site:
         pool, _, rank = worker_id.partition("-")
         port = self.ports[worker_id]
         config = {"drain_s": DRAIN_S, "rpc": {"port_range": f"{port}-{port}"}}
-        return self.processes.start(pool, int(rank), config=config, environment=ENVIRONMENT)
+        return self.processes.start(
+            pool,
+            int(rank),
+            engine={"num_kv_blocks": 256},
+            config=config,
+            environment=ENVIRONMENT,
+        )
 
     def describe(self) -> None:
         newest = [self.processes.newest(worker_id) for worker_id in WORKERS]
@@ -262,11 +268,11 @@ async def test_strangers_at_every_port_get_nothing(site: Site, tmp_path: Path) -
             assert set(found.values()) == {"127.0.0.1"}
             assert set(site.ports.values()) <= set(found)
             threads = {each.pid: each.num_threads() for each in workers}
-            for port in (*found, ingress.http_port, ingress.grpc_port):
-                knocking = asyncio.create_task(knock(port, touched))
-                while not knocking.done():
-                    assert await ask() == expected
-                await knocking
+            ports = (*found, ingress.http_port, ingress.grpc_port)
+            knocking = asyncio.create_task(knock(ports, touched))
+            while not knocking.done():
+                assert await ask() == expected
+            await knocking
             assert await ask() == expected
         await until(lambda: all(p.num_threads() <= threads[p.pid] + 2 for p in workers), 10.0)
     assert not touched.exists()
