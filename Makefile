@@ -8,7 +8,11 @@ ARGS ?=
 AUDIT ?= pip-audit==2.10.1
 JOBS ?= -n 2 --dist loadfile
 # Tests of several worker processes: side by side they would take each other's cores for frozen ones.
-ALONE := tests/integration/router tests/integration/workers tests/integration/operations tests/e2e
+ALONE := tests/integration/router tests/integration/workers tests/integration/operations tests/e2e tests/chaos
+# Rows of the threats that no scenario shows; tests/chaos/README.md says which.
+ROWS := tests/properties/test_verdicts.py tests/e2e/test_equality_matrix.py tests/e2e/test_serve_refused.py \
+	tests/integration/router/test_waiting.py tests/integration/telemetry/test_dead_collector.py \
+	tests/unit/kv_transfer/test_links.py tests/unit/kv_transfer/test_layout.py
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -93,9 +97,10 @@ protos: $(STAMP) ## generate the stubs anew
 dashboards: $(STAMP) ## generate the Grafana dashboards anew
 	$(BIN)/python -m telemetry.grafana deploy/grafana
 
-soak: setup ## the long forms of the seeded tests (MINUTES=10 SEED=1)
+soak: setup ## the long forms of the seeded tests, every row of the threats (MINUTES=10 SEED=1)
 	RELEVO_SOAK_MINUTES=$(MINUTES) RELEVO_SOAK_SEED=$(SEED) \
 		$(BIN)/pytest -m soak --timeout=0 $(ARGS)
+	$(BIN)/pytest -m 'not soak' $(ROWS) $(ARGS) $(NONE_MATCHED)
 
 gpu: $(STAMP) ## what needs a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)

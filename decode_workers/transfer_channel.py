@@ -1,6 +1,7 @@
 """A decode worker's calls to one prefill worker about KV: follow, fetch, release."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 
 import grpc
 from relevo.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
@@ -28,13 +29,18 @@ _VERDICTS = {
     prefill_pb2.FETCH_VERDICT_NOT_YET: FetchVerdict.NOT_YET,
     prefill_pb2.FETCH_VERDICT_GONE: FetchVerdict.GONE,
 }
+# How often a message is sent or taken after what a fault plan says of it.
+_TIMES: Mapping[str | None, int] = MappingProxyType({"drop": 0, "duplicate": 2})
 
 
 class TransferChannel:
     """A `TransferControl` over gRPC. Every call is idempotent on the other side."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, *, ends: frozenset[str], timeout_s: float
+    ) -> None:
         self._stub = prefill_pb2_grpc.PrefillServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._ends = ends  # ids of both workers: a message between them is a message of each
         self._timeout_s = timeout_s
 
     async def watch(
@@ -50,7 +56,8 @@ class TransferChannel:
         )
         try:
             async for response in call:
-                if await fault_point_async("control_message") != "drop":
+                verdict = await self._ask_fault_plan()
+                for _ in range(_TIMES.get(verdict, 1)):
                     yield _message_of(response)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
@@ -71,7 +78,7 @@ class TransferChannel:
             token_end=order.token_end,
             with_digest=order.with_digest,
         )
-        verdict = await fault_point_async("control_message")
+        verdict = await self._ask_fault_plan()
         if verdict == "drop":
             raise ControlClosedError("the fetch was dropped")
         try:
@@ -85,14 +92,14 @@ class TransferChannel:
     async def release(self, transfer_id: int, *, epoch: int) -> None:
         """Give the KV back; when this cannot be said, the lease says it later."""
         request = prefill_pb2.ReleaseRequest(transfer_id=transfer_id, epoch=epoch)
-        verdict = await fault_point_async("control_message")
-        if verdict == "drop":
-            return
-        for _ in range(2 if verdict == "duplicate" else 1):
+        for _ in range(_TIMES.get(await self._ask_fault_plan(), 1)):
             try:
                 await self._stub.Release(request, timeout=self._timeout_s)
             except grpc.aio.AioRpcError:
                 return
+
+    async def _ask_fault_plan(self) -> str | None:
+        return await fault_point_async("control_message", worker=self._ends)
 
 
 def _message_of(response: prefill_pb2.TransferResponse) -> TransferMessage:

@@ -214,7 +214,9 @@ class DecodeWorker:
 
     def _open_control(self, peer: PeerInfo) -> TransferChannel:
         return TransferChannel(
-            self._channels.get(peer.address), timeout_s=self._config.kv_transfer.transfer_timeout_s
+            self._channels.get(peer.address),
+            ends=frozenset({self._description.worker_id, peer.worker.worker_id}),
+            timeout_s=self._config.kv_transfer.transfer_timeout_s,
         )
 
     def _export(self) -> None:

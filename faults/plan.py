@@ -2,17 +2,19 @@
 
 `RELEVO_FAULT_PLAN` holds a JSON list of faults. It is refused unless `RELEVO_TESTING=1`.
 Counters live as files in `RELEVO_FAULT_DIR`, shared by all processes, so a worker that was
-restarted does not die of the same fault again.
+restarted does not die of the same fault again. Each `*.json` in that folder is a further list of
+faults, in force as long as the file is there: so a test strikes a system that already runs.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ POINTS = frozenset(
 )
 ACTIONS = frozenset({"raise", "kill", "freeze", "delay", "drop", "duplicate", "corrupt"})
 MATCH_KEYS = frozenset({"pool", "worker", "request_label"})
+SETTLED_NS = 50_000_000
 
 
 class FaultInjectedError(RuntimeError):
@@ -69,53 +72,91 @@ class FaultPlan:
     """
 
     def __init__(self, faults: list[Fault], folder: Path | None) -> None:
-        self._faults = faults
-        self._folder = folder
-        self._hits: dict[int, int] = {}
+        self._faults = _named("fault", faults)
+        self._folder = PlanFolder(folder) if folder is not None else None
+        self._hits: dict[str, int] = {}
         self.identity: dict[str, str] = {}
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "FaultPlan":
         """Read the plan; ValueError when it is malformed or not allowed here."""
-        text = environ.get("RELEVO_FAULT_PLAN", "")
-        if not text:
-            return cls([], None)
+        text, folder = environ.get("RELEVO_FAULT_PLAN", ""), environ.get("RELEVO_FAULT_DIR", "")
         if environ.get("RELEVO_TESTING") != "1":
-            raise ValueError("RELEVO_FAULT_PLAN is set but RELEVO_TESTING=1 is not")
-        faults = [Fault(**{"match": {}, **entry}) for entry in json.loads(text)]
-        folder = environ.get("RELEVO_FAULT_DIR")
-        return cls(faults, Path(folder) if folder else None)
+            if text:
+                raise ValueError("RELEVO_FAULT_PLAN is set but RELEVO_TESTING=1 is not")
+            return cls([], None)
+        return cls(_parse(text or "[]"), Path(folder) if folder else None)
 
     def due(self, point: str, context: Mapping[str, Fact]) -> Fault | None:
         """Count a hit of `point` and return the fault that acts now, if any."""
         facts: dict[str, Fact] = {**self.identity, **context}
-        for number, fault in enumerate(self._faults):
+        for name, fault in self._all():
             if fault.point != point:
                 continue
             if not all(_is_match(facts.get(key, ""), value) for key, value in fault.match.items()):
                 continue
-            hits = self._count_hit(number)
+            hits = self._count_hit(name)
             if hits > fault.after and (fault.count == 0 or hits <= fault.after + fault.count):
                 return fault
         return None
 
-    def _count_hit(self, number: int) -> int:
-        if self._folder is None:
-            self._hits[number] = self._hits.get(number, 0) + 1
-            return self._hits[number]
-        path = self._folder / f"fault-{number}.hits"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    def _all(self) -> Iterator[tuple[str, Fault]]:
+        yield from self._faults.items()
+        if self._folder is not None:
+            yield from self._folder.faults().items()
+
+    def _count_hit(self, name: str) -> int:
+        if self._folder is not None:
+            return self._folder.count_hit(name)
+        self._hits[name] = self._hits.get(name, 0) + 1
+        return self._hits[name]
+
+    def __bool__(self) -> bool:
+        return bool(self._faults) or self._folder is not None
+
+
+class PlanFolder:
+    """What the processes of one test share: counters, and faults that come and go."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._changed_at_ns = -1  # of the folder when its files were last read
+        self._faults: dict[str, Fault] = {}
+
+    def faults(self) -> Mapping[str, Fault]:
+        """By name, of the files that are there now. A file must be renamed into the folder."""
+        try:
+            changed_at_ns = self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return {}
+        if changed_at_ns != self._changed_at_ns:
+            # The clock of a file system is coarse: another change may bear the same time.
+            is_settled = time.time_ns() - changed_at_ns > SETTLED_NS
+            self._changed_at_ns = changed_at_ns if is_settled else -1
+            self._faults = {}
+            for file in sorted(self._path.glob("*.json")):
+                with contextlib.suppress(FileNotFoundError):  # taken away this very moment
+                    self._faults |= _named(file.stem, _parse(file.read_text()))
+        return self._faults
+
+    def count_hit(self, name: str) -> int:
+        """One more hit of this fault, over all processes; how many there are now."""
+        descriptor = os.open(self._path / f"{name}.hits", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             hits = int(os.read(descriptor, 32) or b"0") + 1
-            os.pwrite(descriptor, str(hits).encode(), 0)
-            os.fsync(descriptor)
+            os.pwrite(descriptor, str(hits).encode(), 0)  # outlives a kill of this process
         finally:
             os.close(descriptor)
         return hits
 
-    def __bool__(self) -> bool:
-        return bool(self._faults)
+
+def _parse(text: str) -> list[Fault]:
+    return [Fault(**{"match": {}, **entry}) for entry in json.loads(text)]
+
+
+def _named(prefix: str, faults: Sequence[Fault]) -> dict[str, Fault]:
+    return {f"{prefix}-{number}": fault for number, fault in enumerate(faults)}
 
 
 def _is_match(fact: Fact, wanted: str) -> bool:

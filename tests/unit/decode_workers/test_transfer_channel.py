@@ -78,7 +78,8 @@ class FakeChannel:
 
 
 def make_channel(**answers: object) -> TransferChannel:
-    return TransferChannel(FakeChannel(**answers), timeout_s=1.0)
+    ends = frozenset({"decode-0", "prefill-0"})
+    return TransferChannel(FakeChannel(**answers), ends=ends, timeout_s=1.0)
 
 
 async def read(channel: TransferChannel) -> list[object]:

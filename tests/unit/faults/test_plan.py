@@ -64,3 +64,22 @@ def test_hits_are_shared_through_the_folder(tmp_path: Path) -> None:
     restarted = _plan(tmp_path, point="sample", action="raise")
     assert first.due("sample", {}) is not None
     assert restarted.due("sample", {}) is None
+
+
+def test_a_file_in_the_folder_is_in_force_as_long_as_it_is_there(tmp_path: Path) -> None:
+    plan = FaultPlan.from_environment({"RELEVO_TESTING": "1", "RELEVO_FAULT_DIR": str(tmp_path)})
+    assert plan.due("sample", {}) is None
+    made = tmp_path / "made"
+    made.write_text(json.dumps([{"point": "sample", "action": "raise", "count": 0}]))
+    made.rename(tmp_path / "raising.json")
+    assert plan.due("sample", {}) is not None
+    assert plan.due("sample", {}) is not None
+    (tmp_path / "raising.json").unlink()
+    assert plan.due("sample", {}) is None
+
+
+def test_the_folder_alone_does_nothing_outside_tests(tmp_path: Path) -> None:
+    (tmp_path / "raising.json").write_text(json.dumps([{"point": "sample", "action": "raise"}]))
+    plan = FaultPlan.from_environment({"RELEVO_FAULT_DIR": str(tmp_path)})
+    assert not plan
+    assert plan.due("sample", {}) is None
