@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import orjson
 from opentelemetry.trace import Span
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +26,7 @@ from api.openai.format import AnswerFormat
 from api.openai.requests import Call
 from api.parameter_checks import Values
 from api.request_span import describe_answer, describe_request, note_failure, request_span
+from api.request_timeout import read_timeout_s
 from api.serving import Serving
 from api.sse import EventSender
 from api.text_stream import TextStream
@@ -33,7 +35,7 @@ from telemetry import tracing
 
 ReadCall = Callable[[Values, Serving], Awaitable[Call]]
 NewFormat = type[ChatFormat] | type[CompletionFormat]
-Headers = list[tuple[bytes, bytes]]
+RawHeaders = list[tuple[bytes, bytes]]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class GenerationEndpoint:
     async def _serve(
         self, body: Values, scope: Scope, send: Send, span: Span, arrived_at: float
     ) -> None:
+        timeout_s = read_timeout_s(Headers(scope=scope))
         call = await self._read_call(body, self._serving)
         label = scope["state"]["request_label"]
         describe_request(
@@ -73,6 +76,7 @@ class GenerationEndpoint:
                 request_label=label,
                 caller=scope["state"]["caller"],
                 arrived_at=arrived_at,
+                timeout_s=timeout_s,
             )
             for request in call.requests
         ]
@@ -173,8 +177,8 @@ def _shown_indexes(streams: Sequence[TextStream]) -> list[int]:
     return shown
 
 
-def _extra_headers(call: Call, streams: Sequence[TextStream]) -> Headers:
-    headers: Headers = []
+def _extra_headers(call: Call, streams: Sequence[TextStream]) -> RawHeaders:
+    headers: RawHeaders = []
     timing = server_timing(streams[0].report)
     if timing:
         headers.append((b"server-timing", timing.encode()))

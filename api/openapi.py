@@ -5,6 +5,7 @@ import importlib.resources
 from api.logprobs_parameters import MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS
 from api.openai.fields import HARMLESS_FIELDS
 from api.parameter_checks import MAX_STOP_CHARACTERS, MAX_STOPS
+from api.request_timeout import TIMEOUT_HEADER
 from api.structured_output import MAX_CHOICES
 from api.token_parameters import MAX_BAD_WORDS, MAX_LOGIT_BIASES
 
@@ -16,6 +17,13 @@ _IDS: Json = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STOP: Json = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _COUNT: Json = {"type": "integer", "minimum": 1}
 
+_TIMEOUT: Json = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "required": False,
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+    "description": "Seconds from arrival to the end; the server's own limit where it is shorter",
+}
 _NUM_LOGPROBS: Json = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
 _RESPONSE_FORMAT: Json = {
     "type": "object",
@@ -148,6 +156,7 @@ def openapi_document(version: str) -> Json:
                     "logprobs": _FLAG,
                     "top_logprobs": {**_NUM_LOGPROBS, "description": "Needs logprobs: true"},
                 },
+                _TIMEOUT,
                 required=["model", "messages"],
             ),
             "/v1/completions": _post(
@@ -158,6 +167,7 @@ def openapi_document(version: str) -> Json:
                     "logprobs": {**_NUM_LOGPROBS, "maximum": MAX_COMPLETION_LOGPROBS},
                     "echo": {**_FLAG, "description": "Puts the prompt before the text"},
                 },
+                _TIMEOUT,
                 required=["model", "prompt"],
             ),
             "/tokenize": _post(
@@ -192,12 +202,17 @@ def docs_page(document: bytes) -> str:
     return page.replace("__OPENAPI__", document.decode().replace("<", "\\u003c"))
 
 
-def _post(summary: str, properties: Json, *, required: list[str] | None = None) -> Json:
+def _post(
+    summary: str, properties: Json, *parameters: Json, required: list[str] | None = None
+) -> Json:
     schema: Json = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {"post": {"summary": summary, "requestBody": body, "responses": _responses()}}
+    operation: Json = {"summary": summary, "requestBody": body, "responses": _responses()}
+    if parameters:
+        operation["parameters"] = list(parameters)
+    return {"post": operation}
 
 
 def _get(summary: str, *parameters: Json, is_open: bool = False) -> Json:

@@ -122,6 +122,7 @@ class Serving:
         """Start a request; the caller must exhaust or close the stream."""
         if self.is_draining:
             raise NoWorkers("The server is shutting down", NOT_READY_RETRY_AFTER_S)
+        limit_s = self.config.request_timeout_s
         request_id = uuid.uuid4().hex
         caller.allowance.charge(len(request.token_ids))
         routed = RoutedRequest(
@@ -134,9 +135,7 @@ class Serving:
             priority=request.priority,
             session_key=caller.session_key(request.prompt_cache_key),
             num_choices=request.num_choices,
-            timeout_s=min(
-                timeout_s or self.config.request_timeout_s, self.config.request_timeout_s
-            ),
+            timeout_s=limit_s if timeout_s is None else min(timeout_s, limit_s),
             arrived_at=arrived_at,
             trace_context=tracing.current_context(),
         )

@@ -61,17 +61,20 @@ class Attempt:
         mergers: Mapping[int, TokenMerger],  # by choice index
         record: AttemptRecord,
         deliver: Deliver,
+        now: Callable[[], float],
     ) -> None:
         self._plan = plan
         self._channels = channels
         self._mergers = mergers
         self._record = record
         self._deliver = deliver
+        self._now = now
         self._settled: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         self._answered: set[WorkerKey] = set()
         self._num_known = sum(len(merger.output) for merger in mergers.values())
         self._cancels: set[asyncio.Future[None]] = set()
         self._unprefilled = set(mergers)  # choices whose first token Prefill may still tell
+        self._has_decoded = False  # the decode worker has all the KV it needs
         self._prefill_over = asyncio.Event()  # its tokens came, or there are none to come
         if plan.prefill is None:
             self._prefill_over.set()
@@ -128,7 +131,7 @@ class Attempt:
         """One of the workers shows no sign of life."""
         plan = self._plan
         is_prefill = plan.prefill is not None and key == plan.prefill.key
-        if is_prefill and self._has_tokens:
+        if is_prefill and self._has_decoded:
             return
         worker = plan.prefill if plan.prefill is not None and is_prefill else plan.decode
         self._settle(failure_on(worker.key, "lost", reason))
@@ -192,6 +195,7 @@ class Attempt:
             merger.close_gap()
 
     def _take_prefill(self, response: prefill_pb2.PrefillResponse, worker: WorkerState) -> None:
+        worker.worked_at_s = self._now()
         if response.HasField("timings"):
             self._record.add_prefill(response.timings)
         if response.WhichOneof("message") == "progress":
@@ -230,6 +234,8 @@ class Attempt:
                 record.add_prefill(response.timings)
         if response.WhichOneof("message") != "tokens":
             return
+        worker.worked_at_s = self._now()
+        self._has_decoded = True
         if response.tokens.finish_reason and not self._prefill_over.is_set():
             await _wait_briefly(self._prefill_over.wait())
         self._take_tokens(response.tokens, worker)

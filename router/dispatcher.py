@@ -38,6 +38,11 @@ class Route:
     waited_s: float  # in the queue
     chosen_at_s: float
 
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """Those that were chosen."""
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
 
 class Dispatcher:
     """Owns the policy, the waiting queue and the log of decisions."""

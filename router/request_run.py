@@ -25,6 +25,7 @@ from router.attempt import Attempt, Deliver
 from router.dispatcher import Dispatcher, Route
 from router.failures import raise_if_final
 from router.legs import AttemptPlan, release_prefill
+from router.probation import Probation
 from router.prompt import Prompt
 from router.request import FinishReason, RoutedRequest
 from router.request_metrics import RequestMetrics
@@ -47,6 +48,7 @@ class RunServices:
 
     dispatcher: Dispatcher
     workers: Workers
+    probation: Probation
     channels: ChannelPool
     metrics: RequestMetrics
     new_budget: Callable[[], RetryBudget]
@@ -90,11 +92,15 @@ class RequestRun:
     async def serve(self, deliver: Deliver) -> None:
         """Return after the last finish was delivered; a RouterError ends it otherwise."""
         while True:
-            route = await self._choose()
-            failure, record = await self._try(route, deliver)
-            if failure is None:
-                return
-            pause_s = self._recover(failure)
+            probation = self._services.probation
+            async with probation.turn(is_needed=self._budget.is_suspect) as turn:
+                route = await self._choose()
+                turn.begin([worker.key for worker in route.workers])
+                failure, record = await self._try(route, turn.counted(deliver))
+                if failure is None:
+                    return
+                is_charged = not probation.blames_other(failure, turn)
+            pause_s = self._recover(failure, is_charged=is_charged)
             self._finish_complete(deliver, record)
             going_on = self._going_on()
             if not going_on:
@@ -222,6 +228,7 @@ class RequestRun:
             mergers={merger.choice_index: merger for merger in self._going_on()},
             record=record,
             deliver=deliver,
+            now=self._services.now,
         )
         try:
             with tracing.span(attributes.SPAN_ATTEMPT, attributes=attempt_attributes(plan)):
@@ -267,12 +274,12 @@ class RequestRun:
             request_id += f"-choice-{next(iter(self._mergers))}"
         return request_id if self._epoch == 1 else f"{request_id}-{self._epoch}"
 
-    def _recover(self, failure: Failure) -> float:
+    def _recover(self, failure: Failure, *, is_charged: bool) -> float:
         """Learn from a failure; return the pause before the next attempt, or raise."""
         raise_if_final(failure, time_left_s=self.time_left_s())
         for key in failure.workers:
             self._blame(key, failure.cause)
-        pause_s = self._budget.spend(failure)
+        pause_s = self._budget.spend(failure, is_charged=is_charged)
         if failure.was_admitted:
             self._timeline.num_migrations += 1
             self._services.metrics.migrated(failure.cause)

@@ -39,6 +39,7 @@ class RetryBudget:
         self._num_not_admitted = 0
         # Shared by the choices of a request: a poison one must not take a worker for each of them.
         self._failed_workers: set[WorkerKey] = set()
+        self._num_lost = 0  # workers, with whatever else they ran
         self.num_failures = 0
         self.excluded: frozenset[WorkerKey] = frozenset()
 
@@ -46,7 +47,12 @@ class RetryBudget:
         """Return the budget of a choice that goes on alone: its failures so far, and its own."""
         return copy.copy(self)  # the set stays one
 
-    def spend(self, failure: Failure) -> float:
+    @property
+    def is_suspect(self) -> bool:
+        """Whether so many workers were lost that it may be the one that ends them."""
+        return self._num_lost >= max(self._limit - 1, 1)
+
+    def spend(self, failure: Failure, *, is_charged: bool = True) -> float:
         """Return the pause before the next attempt; GenerationFailed when none is left."""
         if failure.cause != "refused":
             self.excluded |= failure.workers
@@ -54,7 +60,8 @@ class RetryBudget:
             self._num_not_admitted = self._num_unreached = 0
             return 0.0
         if failure.was_admitted:
-            self._spend_failure(failure)
+            if is_charged:
+                self._spend_failure(failure)
             if failure.cause in ANSWERED_CAUSES:
                 return self._pause_s(self.num_failures)
             # News of a broken link takes a moment to come.
@@ -74,6 +81,7 @@ class RetryBudget:
     def _spend_failure(self, failure: Failure) -> None:
         self._num_not_admitted = self._num_unreached = 0
         self.num_failures += 1
+        self._num_lost += failure.cause == "lost"
         self._failed_workers |= failure.workers
         num_failures = max(self.num_failures, len(self._failed_workers))
         if num_failures > self._limit:

@@ -28,6 +28,7 @@ from router.discovery import Discovery
 from router.dispatcher import Dispatcher
 from router.generation import Generation
 from router.prefix_index import PrefixIndex
+from router.probation import Probation
 from router.request import LoadReport, ModelInfo, RoutedRequest
 from router.request_metrics import RequestMetrics
 from router.request_run import RequestRun, RunServices
@@ -68,6 +69,7 @@ class Router:
         self._services = RunServices(
             dispatcher=self._dispatcher,
             workers=self._workers,
+            probation=Probation(),
             channels=channels,
             metrics=self._metrics,
             new_budget=lambda: RetryBudget(config, rng, quota),

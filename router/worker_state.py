@@ -2,8 +2,8 @@
 
 described -> connected (Hello) -> synced (last snapshot chunk) -> routable (a load says ready)
 routable -> suspect (a call failed) -> routable again with the stream's next message
-any -> lost: the stream broke, or no sign of life for too long; the next Hello revives it, or, for
-a stuck engine, the next load that says it lives
+any -> lost: the stream broke, or no sign of life; the next Hello revives it, or a stuck engine's
+next load that says it lives
 """
 
 import enum
@@ -76,6 +76,7 @@ class WorkerState:
         self.load: state_pb2.WorkerLoad | None = None
         self.metrics: list[state_pb2.MetricSample] = []  # the last that came with a load
         self.heard_at_s = now_s
+        self.worked_at_s = float("-inf")  # something its engine made arrived on a call
         self.lost_at_s: float | None = None
         self.attempts: set[RunningAttempt] = set()
         self._index = index
@@ -202,12 +203,14 @@ class WorkerState:
         return max(now_s - self.heard_at_s, 0.0) + reported_s
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether it counts as frozen."""
+        """Whether its state stream tells of no life."""
         return self.heartbeat_age_s(now_s) > self._longest_age_s()
 
     def give_up(self, *, now_s: float) -> bool:
-        """End what runs on a silent worker and route nothing there; True if this is news."""
-        self.fail_attempts(f"no sign of life for {self.heartbeat_age_s(now_s):.1f} s")
+        """Route nothing to a silent worker, end what gets nothing from it; True if it is news."""
+        # While its tokens arrive only its state stream is lost, and what runs there goes on.
+        if now_s - self.worked_at_s > self._longest_age_s():
+            self.fail_attempts(f"no sign of life for {self.heartbeat_age_s(now_s):.1f} s")
         if not self.is_connected:
             return False
         if now_s - self.heard_at_s > MIN_FROZEN_S:

@@ -59,10 +59,12 @@ class FakeWorker:
     num_stale: int = 0  # requests to refuse as meant for another process
     num_skipped: int = 0  # state messages to lose: a gap
     is_frozen: bool = False  # says nothing more on any stream
+    is_mute: bool = False  # says nothing more on its state streams
     load: state_pb2.WorkerLoad = field(default_factory=state_pb2.WorkerLoad)
     block_hashes: list[bytes] = field(default_factory=list)
     requests: list[Any] = field(default_factory=list)  # every request admitted
-    num_open: int = 0  # calls being served
+    times_left_s: list[float] = field(default_factory=list)  # of each, when it arrived
+    open_requests: list[Any] = field(default_factory=list)  # being served
     num_cancelled: int = 0
     num_streams: int = 0  # state streams ever opened
     description: WorkerDescription | None = None
@@ -80,6 +82,11 @@ class FakeWorker:
         self._server: WorkerServer | None = None
         self._changed: set[asyncio.Event] = set()
         self._events: dict[asyncio.Event, list[State]] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Calls being served."""
+        return len(self.open_requests)
 
     async def start(self) -> WorkerDescription:
         """Serve on a free loopback port."""
@@ -145,14 +152,16 @@ class FakeWorker:
         try:
             while True:
                 pending.append(State(load=self.load))
-                for message in list(pending):
+                while pending:  # more may come while one is on its way
+                    message = pending.pop(0)
                     message.sequence = next(numbers)
+                    while self.is_mute:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
                     await self.thaw()
                     if self.num_skipped and message.WhichOneof("message") == "load":
                         self.num_skipped -= 1
                         continue
                     yield message
-                pending.clear()
                 wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.tick_s):
@@ -167,8 +176,9 @@ class FakeWorker:
             await asyncio.sleep(0.02)
 
     @contextlib.asynccontextmanager
-    async def serving(self, request: Any, incarnation: int) -> AsyncIterator[None]:
+    async def serving(self, request: Any, incarnation: int, context: Any) -> AsyncIterator[None]:
         """Admit one call, or refuse it, and keep the counts."""
+        left_s = context.time_remaining()
         await self.thaw()
         if self.num_stale or incarnation != self.incarnation:
             self.num_stale = max(self.num_stale - 1, 0)
@@ -179,14 +189,15 @@ class FakeWorker:
             self.num_refused += 1
             raise AdmissionRefusedError("full", retry_after_s=0.1)
         self.requests.append(request)
-        self.num_open += 1
+        self.times_left_s.append(left_s)
+        self.open_requests.append(request)
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
             self.num_cancelled += 1
             raise
         finally:
-            self.num_open -= 1
+            self.open_requests.remove(request)
 
 
 class FakeState(state_pb2_grpc.WorkerServiceServicer):

@@ -54,6 +54,7 @@ class FakePrefillWorker(FakeWorker):
     timings: common_pb2.WorkerTimings = field(default_factory=common_pb2.WorkerTimings)
     hide_token: bool = False  # compute and commit, but end without telling the router
     error: str = ""  # fail each request with this
+    freezes_with_kv: bool = False  # it tells the first token and hands nothing over
     on_request: Callable[[], Awaitable[None]] | None = None  # runs before the token
     released: list[int] = field(default_factory=list)
 
@@ -73,7 +74,7 @@ class FakePrefillService(prefill_pb2_grpc.PrefillServiceServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Compute."""
         worker, message = self._worker, prefill_pb2.PrefillResponse
-        async with worker.serving(request, request.prefill_incarnation):
+        async with worker.serving(request, request.prefill_incarnation, context):
             num_tokens = len(request.request.token_ids)
             yield message(
                 progress=message.Progress(
@@ -86,12 +87,15 @@ class FakePrefillService(prefill_pb2_grpc.PrefillServiceServicer):
             if worker.error:
                 raise RequestFailedError(worker.error)
             await worker.thaw()
-            worker.hand_overs.of(request.transfer_id).set()
+            if not worker.freezes_with_kv:
+                worker.hand_overs.of(request.transfer_id).set()
             if worker.hide_token:
                 return
             for index in choices_of(request.request):
                 tokens = tokens_at(request.request, num_tokens, index)
                 yield message(tokens=tokens, timings=worker.timings)
+            worker.is_frozen = worker.freezes_with_kv
+            await worker.thaw()
 
     async def Release(  # noqa: N802
         self, request: prefill_pb2.ReleaseRequest, context: Any
@@ -169,7 +173,7 @@ class FakeDecodeService(decode_pb2_grpc.DecodeServiceServicer):
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
         """Wait for the hand-over, then count through the output."""
         worker, message = self._worker, decode_pb2.DecodeResponse
-        async with worker.serving(request, request.decode_incarnation):
+        async with worker.serving(request, request.decode_incarnation, context):
             yield message(admitted=message.Admitted())
             is_first = True
             start = len(request.request.token_ids)

@@ -84,6 +84,7 @@ class FakeCluster:
         timeout_s: float | None = 20.0,
         request_id: str = "request",
         num_choices: int = 1,
+        label: str = "",
     ) -> Generation:
         return self.router.generate(
             RoutedRequest(
@@ -92,6 +93,7 @@ class FakeCluster:
                 sampling=self.sampling(max_tokens),
                 timeout_s=timeout_s,
                 num_choices=num_choices,
+                request_label=label,
             )
         )
 

@@ -130,6 +130,52 @@ async def test_a_stuck_engine_is_given_up_though_its_process_speaks(cluster: Fak
     await cluster.until(lambda: cluster.router.status()["state"] == "ready")
 
 
+async def test_a_prefill_worker_that_freezes_in_the_hand_over_is_given_up(
+    cluster: FakeCluster,
+) -> None:
+    prefills = [await cluster.add_prefill(f"prefill-{n}") for n in range(2)]
+    decode = await cluster.add_decode()
+    await cluster.start_router()
+    prefills[0].freezes_with_kv = prefills[1].freezes_with_kv = True
+    generation = cluster.generate(max_tokens=8)
+    tokens = [*(await anext(generation)).token_ids]
+    assert tokens == expected_tokens(PROMPT, 1)
+    [spare] = [worker for worker in prefills if not worker.requests]
+    spare.freezes_with_kv = False
+    started_s = time.monotonic()
+    assert tokens + await collect(generation) == expected_tokens(PROMPT, 8)
+    assert time.monotonic() - started_s < 4
+    assert len(decode.requests[1].request.token_ids) == len(PROMPT) + 1
+    for worker in prefills:
+        worker.freezes_with_kv = worker.is_frozen = False
+    await cluster.until(lambda: cluster.router.status()["state"] == "ready")
+
+
+async def test_an_error_of_a_leg_reaches_the_client_soon_and_ends_the_other_leg(
+    cluster: FakeCluster,
+) -> None:
+    await cluster.add_prefill(error="nan")
+    decode = await cluster.add_decode()
+    await cluster.start_router(migration_limit=1)
+    started_s = time.monotonic()
+    with pytest.raises(GenerationFailed, match="nan"):
+        await collect(cluster.generate())
+    assert time.monotonic() - started_s < 3
+    await cluster.until(lambda: decode.num_cancelled == 2, 1.0)
+
+
+async def test_a_decode_leg_that_does_not_start_ends_the_prefill_at_once(
+    cluster: FakeCluster,
+) -> None:
+    prefill = await cluster.add_prefill(prefill_s=0.5)
+    await cluster.add_decode(num_stale=1)
+    await cluster.start_router()
+    answering = asyncio.create_task(collect(cluster.generate()))
+    await cluster.until(lambda: prefill.num_cancelled == 1, 0.4)
+    assert await answering == expected_tokens(PROMPT, 5)
+    assert [len(prefill.released), prefill.num_cancelled] == [1, 1]
+
+
 async def test_a_gap_in_the_tokens_fails_the_attempt_not_the_request(cluster: FakeCluster) -> None:
     await cluster.add_prefill()
     bad = await cluster.add_decode("decode-0", gap_at=3)

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from router.errors import NoWorkers, QueueFull, RequestTimeout
-from tests.fake_workers import expected_tokens
+from tests.fake_workers import FakeDecodeWorker, expected_tokens
 from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
 
@@ -105,3 +106,48 @@ async def test_stopping_the_router_ends_what_waits_and_what_runs(cluster: FakeCl
     with pytest.raises(NoWorkers):
         await running
     await cluster.until(lambda: decode.num_open == 0)
+
+
+async def test_each_leg_gets_what_is_left_of_the_deadline(cluster: FakeCluster) -> None:
+    decodes = [await cluster.add_decode(f"decode-{n}", step_s=0.05) for n in range(2)]
+    prefill = await cluster.add_prefill()
+    router = await cluster.start_router()
+    cluster.forget(prefill)
+    await prefill.stop()
+    await cluster.until(lambda: not router.is_ready())
+    waiting = asyncio.create_task(collect(cluster.generate(max_tokens=9, timeout_s=10.0)))
+    await cluster.until(lambda: router.num_waiting == 1)
+    await asyncio.sleep(0.5)
+
+    def migrating(worker: FakeDecodeWorker) -> Callable[[int], Awaitable[None]]:
+        async def migrate(offset: int) -> None:
+            if offset == 5 and not all(each.requests for each in decodes):
+                worker.migrate_after = 5
+
+        return migrate
+
+    for worker in decodes:
+        worker.on_token = migrating(worker)
+    again = await cluster.add_prefill("prefill-1")
+    assert await waiting == expected_tokens(PROMPT, 9)
+    [first_s, second_s] = sorted((w.times_left_s[0] for w in decodes), reverse=True)
+    assert 8.0 < first_s < 9.5
+    assert second_s < first_s - 0.2
+    assert again.times_left_s == pytest.approx([first_s, second_s], abs=0.1)
+
+
+async def test_what_waited_past_its_deadline_reaches_no_worker(cluster: FakeCluster) -> None:
+    prefill, decode = await cluster.add_prefill(), await cluster.add_decode()
+    router = await cluster.start_router()
+    cluster.forget(prefill)
+    await prefill.stop()
+    await cluster.until(lambda: not router.is_ready())
+    waiting = [
+        asyncio.create_task(collect(cluster.generate(timeout_s=0.2, request_id=f"late-{number}")))
+        for number in range(5)
+    ]
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(error) for error in ended} == {NoWorkers}
+    again = await cluster.add_prefill("prefill-1")
+    assert await collect(cluster.generate()) == expected_tokens(PROMPT, 5)
+    assert len(again.requests) == len(decode.requests) == 1

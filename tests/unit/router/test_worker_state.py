@@ -146,6 +146,20 @@ def test_a_stuck_engine_is_lost_while_its_process_still_speaks() -> None:
     assert state.is_routable
 
 
+def test_while_its_tokens_arrive_a_silent_worker_gets_nothing_new_and_keeps_what_it_has() -> None:
+    state, attempt = worker(), Attempt()
+    Stream(state).synced()
+    state.attempts.add(attempt)
+    state.worked_at_s = 2.0
+    assert state.give_up(now_s=2.5)
+    assert not state.is_routable
+    assert not attempt.reasons
+    assert not state.give_up(now_s=3.9)
+    assert not attempt.reasons
+    state.give_up(now_s=4.1)
+    assert attempt.reasons
+
+
 def test_a_silent_process_is_disconnected() -> None:
     state = worker()
     Stream(state).synced()
