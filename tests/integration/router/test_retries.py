@@ -9,13 +9,14 @@ import pytest
 from router.config import RouterConfig
 from router.errors import GenerationFailed, RequestTimeout
 from router.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_UNREACHED, Failure, RetryBudget
+from router.retry_quota import FLOOR, SHARE
 from tests.fake_workers import expected_tokens
 from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
 NUM_REQUESTS = 20
 
 
-async def test_workers_that_all_fail_are_asked_at_most_once_more_than_the_limit(
+async def test_workers_that_all_fail_are_asked_a_little_more_than_once_for_each_request(
     cluster: FakeCluster,
 ) -> None:
     prefills = [await cluster.add_prefill(f"prefill-{n}", error="broken") for n in range(3)]
@@ -26,8 +27,10 @@ async def test_workers_that_all_fail_are_asked_at_most_once_more_than_the_limit(
         return_exceptions=True,
     )
     assert {type(error) for error in ended} == {GenerationFailed}
-    assert sum(len(worker.requests) for worker in prefills) == 3 * NUM_REQUESTS
-    assert len(decode.requests) <= 3 * NUM_REQUESTS
+    num_asked = sum(len(worker.requests) for worker in prefills)
+    most = NUM_REQUESTS * (1 + SHARE) + FLOOR + 5  # seconds, at most
+    assert NUM_REQUESTS < num_asked <= min(most, 3 * NUM_REQUESTS)
+    assert len(decode.requests) <= most
 
 
 async def test_workers_that_refuse_are_asked_ever_more_rarely(cluster: FakeCluster) -> None:
