@@ -9,7 +9,7 @@ import pytest
 from router.config import RouterConfig
 from router.errors import GenerationFailed, RequestTimeout
 from router.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_UNREACHED, Failure, RetryBudget
-from router.retry_quota import FLOOR, SHARE
+from router.retry_quota import FLOOR, SHARE, RetryQuota
 from tests.fake_workers import expected_tokens
 from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
@@ -61,7 +61,7 @@ def test_pauses_grow_and_are_spread_by_chance() -> None:
     failure = Failure(cause="refused", message="full", was_admitted=False)
     firsts, lasts = [], []
     for seed in range(50):
-        budget = RetryBudget(RouterConfig(), random.Random(seed))
+        budget = RetryBudget(RouterConfig(), random.Random(seed), RetryQuota(lambda: 0.0))
         pauses = [budget.spend(failure) for _ in range(12)]
         assert all(0.5 * FIRST_PAUSE_S <= pause_s <= LONGEST_PAUSE_S for pause_s in pauses)
         firsts.append(pauses[0])
