@@ -55,7 +55,7 @@ NONE_MATCHED = $(if $(ARGS),|| [ $$? = 5 ])
 export PYTHONUNBUFFERED = 1
 export TQDM_DISABLE = 1
 
-.PHONY: help setup gemma serve test unit check fmt protos dashboards soak gpu gpu2 size ci lock audit
+.PHONY: help setup gemma serve test unit check fmt protos published docs dashboards soak gpu gpu2 size ci lock audit
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -81,6 +81,7 @@ check: $(STAMP) ## format, lint, types, floors, spelling, protos
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/public.binpb
 	@rm -rf build/protos && mkdir -p build/protos
 	@$(PROTOC) --python_out=build/protos --pyi_out=build/protos --grpc_python_out=build/protos $(PROTOS)
 	@for file in build/protos/relevo/v1/*; do \
@@ -96,6 +97,12 @@ protos: $(STAMP) ## generate the stubs anew
 
 dashboards: $(STAMP) ## generate the Grafana dashboards anew
 	$(BIN)/python -m telemetry.grafana deploy/grafana
+
+published: $(STAMP) ## keep the public API as it is now as what may not break
+	$(BIN)/buf build -o protos/public.binpb
+
+docs: $(STAMP) ## generate docs/api.md anew
+	$(BIN)/python -m api.openapi.reference > docs/api.md
 
 soak: setup ## the long forms of the seeded tests, every row of the threats (MINUTES=10 SEED=1)
 	RELEVO_SOAK_MINUTES=$(MINUTES) RELEVO_SOAK_SEED=$(SEED) \

@@ -20,6 +20,7 @@ class TextDelta:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None  # which one ended it
     is_first: bool = False
     scored: list[ScoredToken] = field(default_factory=list)  # whose text is out by now
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # with the first one
@@ -33,6 +34,7 @@ def join_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
         "".join(delta.text for delta in deltas),
         [token_id for delta in deltas for token_id in delta.token_ids],
         deltas[-1].finish_reason,
+        deltas[-1].stop_string,
         is_first=True,
         scored=[token for delta in deltas for token in delta.scored],
         prompt_logprobs=[entry for delta in deltas for entry in delta.prompt_logprobs],
@@ -56,6 +58,7 @@ class ChoiceText:
         self._parser = request.reading.new_parser() if request.reading is not None else None
         self._parts: list[Part] = []  # of the batch at hand
         self.num_reasoning_tokens = 0
+        self.has_calls = False
         self._scored = ScoredTokens()
         self._sum_logprobs = 0.0
         self._has_begun = False
@@ -71,9 +74,10 @@ class ChoiceText:
     def take(self, batch: TokenBatch) -> TextDelta:
         """Return what new tokens add."""
         delta = self._take(batch)
+        delta.choice_index = self.choice_index
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
-        return replace(delta, choice_index=self.choice_index)
+        return delta
 
     def _take(self, batch: TokenBatch) -> TextDelta:
         first = self._begin(batch)
@@ -138,14 +142,13 @@ class ChoiceText:
                 replace(token, text_offset=min(token.text_offset, self._num_shown))
                 for token in self._scored.flush()
             ]
-        return replace(
-            first,
-            text=text,
-            token_ids=token_ids,
-            finish_reason=reason,
-            scored=first.scored + scored,
-            parts=self._take_parts(is_last=reason is not None),
-        )
+        first.text = text
+        first.token_ids = token_ids
+        first.finish_reason = reason
+        first.stop_string = self._stops.found
+        first.scored += scored
+        first.parts = self._take_parts(is_last=reason is not None)
+        return first
 
     def _read(self, text: str) -> str:
         """Find the parts of a message in text that is out."""
@@ -157,7 +160,10 @@ class ChoiceText:
         if self._parser is None:
             return []
         parts, self._parts = self._parts, []
-        return join_parts([*parts, *self._parser.flush()] if is_last else parts)
+        if is_last:
+            parts += self._parser.flush()
+        self.has_calls = self.has_calls or any(part.begins_call for part in parts)
+        return join_parts(parts)
 
     def _filter(self, text: str) -> str:
         """Let the text of the first min_tokens tokens pass; look for stop strings in the rest."""

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of both text APIs: read, generate, answer whole or as a stream of events."""
+"""The HTTP endpoint of every text API: read, generate, answer whole or as a stream of events."""
 
 import asyncio
 import logging
@@ -12,29 +12,24 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from api import sse
+from api.answer_writer import Answering, AnswerWriter, NewWriter
+from api.call import Call
 from api.choice_text import TextDelta, join_deltas
 from api.disconnect import run_while_connected
 from api.errors import to_api_error
 from api.http_body import read_json_object
-from api.logprobs_formats import Json
 from api.merged_streams import merged
-from api.openai.chat_format import ChatFormat
-from api.openai.completion_format import CompletionFormat
 from api.openai.fields import warnings_header
-from api.openai.format import AnswerFormat
-from api.openai.requests import Call
 from api.parameter_checks import Values
 from api.request_span import describe_answer, describe_request, note_failure, request_span
 from api.request_timeout import read_timeout_s
 from api.serving import Serving
 from api.sse import EventSender
 from api.text_stream import TextStream
-from api.usage import Usage, server_timing, x_relevo
+from api.usage import server_timing
 from telemetry import tracing
 
 ReadCall = Callable[[Values, Serving], Awaitable[Call]]
-NewFormat = type[ChatFormat] | type[CompletionFormat]
 RawHeaders = list[tuple[bytes, bytes]]
 
 _LOGGER = logging.getLogger(__name__)
@@ -43,10 +38,10 @@ _LOGGER = logging.getLogger(__name__)
 class GenerationEndpoint:
     """An ASGI endpoint. Whatever ends it, its generations are closed when it returns."""
 
-    def __init__(self, serving: Serving, read_call: ReadCall, new_format: NewFormat) -> None:
+    def __init__(self, serving: Serving, read_call: ReadCall, new_writer: NewWriter) -> None:
         self._serving = serving
         self._read_call = read_call
-        self._new_format = new_format
+        self._new_writer = new_writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -80,25 +75,27 @@ class GenerationEndpoint:
             )
             for request in call.requests
         ]
-        answer = self._new_format(
-            streams[0].request_id,
-            call,
-            model=self._serving.model_config.model_id,
-            created=int(time.time()),
-            token_bytes=self._serving.tokenizer.token_bytes,
+        writer = self._new_writer(
+            Answering(
+                call=call,
+                streams=streams,
+                model=self._serving.model_config.model_id,
+                created=int(time.time()),
+                token_bytes=self._serving.tokenizer.token_bytes,
+            )
         )
         try:
             if call.is_stream:
-                await self._answer_stream(call, answer, streams, send)
+                await self._answer_stream(call, writer, streams, send)
             else:
-                await self._answer_whole(call, answer, streams, send)
+                await self._answer_whole(call, writer, streams, send)
         finally:
             for stream in streams:
                 await stream.aclose()
-            describe_answer(span, answer.id, streams)
+            describe_answer(span, writer.id, streams)
 
     async def _answer_whole(
-        self, call: Call, answer: AnswerFormat, streams: Sequence[TextStream], send: Send
+        self, call: Call, writer: AnswerWriter, streams: Sequence[TextStream], send: Send
     ) -> None:
         parts: list[list[TextDelta]] = [[] for stream in streams for _ in stream.choices]
         async with aclosing(merged(streams)) as deltas:
@@ -106,8 +103,7 @@ class GenerationEndpoint:
                 parts[index].append(delta)
         answers = [join_deltas(deltas) for deltas in parts]
         choices = [answers[index] for index in _shown_indexes(streams)]
-        body = answer.body(choices, Usage.of(streams).to_dict())
-        data = orjson.dumps({**body, "x_relevo": x_relevo(streams)})
+        data = orjson.dumps(writer.body(choices))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(data)).encode()),
@@ -117,12 +113,12 @@ class GenerationEndpoint:
         await send({"type": "http.response.body", "body": data})
 
     async def _answer_stream(
-        self, call: Call, answer: AnswerFormat, streams: Sequence[TextStream], send: Send
+        self, call: Call, writer: AnswerWriter, streams: Sequence[TextStream], send: Send
     ) -> None:
         sender = EventSender(send, keep_alive_s=self._serving.config.keep_alive_s)
         sender.headers = _extra_headers(call, streams)
         try:
-            async with aclosing(_events(call, answer, streams, sender)) as events:
+            async with aclosing(_events(call, writer, streams, sender)) as events:
                 await sender.send_all(events)
         except asyncio.CancelledError:
             raise
@@ -132,39 +128,20 @@ class GenerationEndpoint:
                 raise
             _LOGGER.warning("Stream ended by an error", exc_info=error)
             note_failure(error)
-            await sender.fail(sse.event(to_api_error(error).to_dict(streams[0].request_id)))
+            await sender.fail(writer.failure(to_api_error(error)))
 
 
 async def _events(
-    call: Call, answer: AnswerFormat, streams: Sequence[TextStream], sender: EventSender
+    call: Call, writer: AnswerWriter, streams: Sequence[TextStream], sender: EventSender
 ) -> AsyncGenerator[bytes, None]:
-    is_opened = [False] * sum(len(stream.choices) for stream in streams)
     async with aclosing(merged(streams)) as deltas:
         async for index, delta in deltas:
-            if not is_opened[index]:
-                is_opened[index] = True
+            if not sender.is_started:
                 sender.headers = _extra_headers(call, streams)  # by now with times
-                first = answer.first_chunk(index)
-                if first is not None:
-                    yield sse.event(_with_usage(first, call, streams))
-            if (chunk := answer.text_chunk(index, delta)) is not None:
-                yield sse.event(_with_usage(chunk, call, streams))
-            if delta.finish_reason is not None:
-                chunk = _with_usage(answer.finish_chunk(index, delta.finish_reason), call, streams)
-                if not call.has_usage_chunk and all(stream.is_finished for stream in streams):
-                    chunk["x_relevo"] = x_relevo(streams)
-                yield sse.event(chunk)
-    if call.has_usage_chunk:
-        chunk = answer.usage_chunk(Usage.of(streams).to_dict())
-        yield sse.event({**chunk, "x_relevo": x_relevo(streams)})
-    yield sse.DONE
-
-
-def _with_usage(chunk: Json, call: Call, streams: Sequence[TextStream]) -> Json:
-    """Add what was used so far, where that is wanted in every chunk."""
-    if call.streaming.has_running_usage:
-        chunk["usage"] = Usage.of(streams).to_dict()
-    return chunk
+            if events := b"".join(writer.events(index, delta)):
+                yield events
+    if events := b"".join(writer.last_events()):
+        yield events
 
 
 def _shown_indexes(streams: Sequence[TextStream]) -> list[int]:

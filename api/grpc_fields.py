@@ -1,6 +1,14 @@
 """The parameters of a public Generation message, under the names they have over HTTP."""
 
-from relevo.v1 import inference_pb2
+from relevo.v1 import common_pb2, inference_pb2
+
+from router.request import FinishReason
+
+FINISH_REASONS = {
+    None: common_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
 
 _OPTIONAL_FIELDS = (
     "temperature",
@@ -20,6 +28,7 @@ _OPTIONAL_FIELDS = (
     "prompt_cache_key",
     "n",
     "best_of",
+    "truncate_prompt_tokens",
 )
 _LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "echo")

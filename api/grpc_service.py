@@ -1,34 +1,26 @@
 """relevo.v1.InferenceService: the same requests and verdicts as over HTTP."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
-from relevo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from relevo.v1 import inference_pb2, inference_pb2_grpc
 
-from api.choice_text import TextDelta, join_deltas
-from api.errors import ApiError, Verdict, invalid
+from api.choice_text import TextDelta
+from api.errors import invalid
 from api.generation_request import GenerationRequest, read_model, validate
-from api.grpc_fields import read_fields
-from api.grpc_gate import caller, request_label
-from api.grpc_logprobs import to_message
+from api.grpc_chat import GrpcChat
+from api.grpc_fields import FINISH_REASONS, read_fields
+from api.grpc_gate import caller
+from api.grpc_run import GrpcRun, prompt_scored, scored
 from api.parameter_checks import read_token_ids
-from api.request_span import describe_answer, describe_request, request_span
 from api.serving import Serving
 from api.text_stream import TextStream
-from api.usage import Usage
-from router.request import FinishReason
+from api.usage import Usage, served_by
 from telemetry import attributes
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-_FINISH_REASONS = {
-    None: common_pb2.FINISH_REASON_UNSPECIFIED,
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-}
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -36,24 +28,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
+        self._chat = GrpcChat(serving)
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
         """Return a whole completion."""
-        answered: TextStream | None = None
-        parts: dict[int, list[TextDelta]] = {}
-
-        async def take(stream: TextStream, delta: TextDelta) -> None:
-            nonlocal answered
-            answered = stream
-            parts.setdefault(delta.choice_index, []).append(delta)
-
-        await self._run(request.generation, context, take, is_stream=False)
-        assert answered is not None, "a generation ends in a delta or in an error"
-        answers = [join_deltas(parts[choice.choice_index]) for choice in answered.best_choices]
-        await _send_label(context)
-        return self._whole(answered, answers)
+        run = GrpcRun(self._serving, context, operation=attributes.OPERATION_TEXT_COMPLETION)
+        return self._whole(
+            *await run.whole(lambda: self._read(request.generation, is_stream=False))
+        )
 
     def _whole(
         self, stream: TextStream, answers: list[TextDelta]
@@ -64,10 +48,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             model=self._serving.model_config.model_id,
             text=first.text,
             token_ids=first.token_ids,
-            finish_reason=_FINISH_REASONS[first.finish_reason],
+            finish_reason=FINISH_REASONS[first.finish_reason],
             usage=Usage.of([stream]).to_proto(),
-            logprobs=self._scored(first),
-            prompt_logprobs=self._prompt_scored(stream, first),
+            logprobs=scored(first, self._serving),
+            prompt_logprobs=prompt_scored(stream, first, self._serving),
+            served_by=served_by(stream),
         )
         if len(answers) > 1:
             for index, answer in enumerate(answers):
@@ -75,74 +60,46 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     index=index,
                     text=answer.text,
                     token_ids=answer.token_ids,
-                    finish_reason=_FINISH_REASONS[answer.finish_reason],
-                    logprobs=self._scored(answer),
+                    finish_reason=FINISH_REASONS[answer.finish_reason],
+                    logprobs=scored(answer, self._serving),
                 )
         return response
 
     async def GenerateStream(  # noqa: N802
         self, request: inference_pb2.GenerateStreamRequest, context: Context
     ) -> None:
-        """Send a completion step by step; nothing before the first token, so refusals are clean."""
-        has_sent = False
+        """Send a completion step by step."""
+        run = GrpcRun(self._serving, context, operation=attributes.OPERATION_TEXT_COMPLETION)
 
         async def take(stream: TextStream, delta: TextDelta) -> None:
-            nonlocal has_sent
-            if not has_sent:
-                has_sent = True
-                await _send_label(context)
             message = inference_pb2.GenerateStreamResponse(
                 request_id=stream.request_id,
                 model=self._serving.model_config.model_id,
                 text=delta.text,
                 token_ids=delta.token_ids,
-                finish_reason=_FINISH_REASONS[delta.finish_reason],
-                logprobs=self._scored(delta),
-                prompt_logprobs=self._prompt_scored(stream, delta),
+                finish_reason=FINISH_REASONS[delta.finish_reason],
+                logprobs=scored(delta, self._serving),
+                prompt_logprobs=prompt_scored(stream, delta, self._serving),
                 choice_index=delta.choice_index,
             )
             if stream.is_finished:
                 message.usage.CopyFrom(Usage.of([stream]).to_proto())
-            await self._write(message, context)
+                message.served_by.CopyFrom(served_by(stream))
+            await run.write(message)
 
-        await self._run(request.generation, context, take, is_stream=True)
+        await run.stream(lambda: self._read(request.generation, is_stream=True), take)
 
-    async def _write(self, message: inference_pb2.GenerateStreamResponse, context: Context) -> None:
-        """Send it; ApiError when the client makes no room for it."""
-        try:
-            async with asyncio.timeout(self._serving.config.stalled_reader_s):
-                await context.write(message)
-        except TimeoutError:
-            raise ApiError(Verdict.CANCELLED, "The client stopped reading") from None
+    async def Chat(  # noqa: N802
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> inference_pb2.ChatResponse:
+        """Return the answer to a chat."""
+        return await self._chat.answer(request.chat, context)
 
-    async def _run(
-        self,
-        generation: inference_pb2.Generation,
-        context: Context,
-        take: Callable[[TextStream, TextDelta], Awaitable[None]],
-        *,
-        is_stream: bool,
+    async def ChatStream(  # noqa: N802
+        self, request: inference_pb2.ChatStreamRequest, context: Context
     ) -> None:
-        arrived_at, timeout_s = self._serving.now(), context.time_remaining()
-        label = request_label.get()
-        model = self._serving.model_config.model_id
-        with request_span() as span:
-            request = await self._read(generation, is_stream=is_stream)
-            operation = attributes.OPERATION_TEXT_COMPLETION
-            describe_request(span, request, operation=operation, model=model, is_stream=is_stream)
-            stream = self._serving.open_stream(
-                request,
-                request_label=label,
-                caller=caller.get(),
-                arrived_at=arrived_at,
-                timeout_s=timeout_s,
-            )
-            try:
-                async for delta in stream:
-                    await take(stream, delta)
-            finally:
-                await stream.aclose()
-                describe_answer(span, stream.request_id, [stream])
+        """Send the answer to a chat step by step."""
+        await self._chat.send(request.chat, context)
 
     async def _read(
         self, generation: inference_pb2.Generation, *, is_stream: bool
@@ -167,18 +124,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             )
         request = validate(values, token_ids=token_ids, limits=limits)
         await self._serving.check_grammar(request)
-        return self._serving.lay_out_echo(request, generation.text if kind == "text" else None)
-
-    def _scored(self, delta: TextDelta) -> list[inference_pb2.TokenLogprobs]:
-        token_bytes = self._serving.tokenizer.token_bytes
-        return [to_message(token.token_id, token.logprobs, token_bytes) for token in delta.scored]
-
-    def _prompt_scored(
-        self, stream: TextStream, delta: TextDelta
-    ) -> list[inference_pb2.TokenLogprobs]:
-        token_bytes = self._serving.tokenizer.token_bytes
-        pairs = zip(stream.prompt[1:], delta.prompt_logprobs, strict=False)
-        return [to_message(token_id, entry, token_bytes) for token_id, entry in pairs]
+        is_whole = kind == "text" and not generation.HasField("truncate_prompt_tokens")
+        return self._serving.lay_out_echo(request, generation.text if is_whole else None)
 
     async def Tokenize(  # noqa: N802
         self,
@@ -188,7 +135,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Return the ids a prompt would have."""
         self._check_named_model(request.model)
         max_model_len = self._serving.limits().max_model_len
-        token_ids = await self._serving.tokenizer.encode(request.text, max_model_len=max_model_len)
+        if not request.HasField("chat"):
+            token_ids = await self._serving.tokenizer.encode(
+                request.text, max_model_len=max_model_len
+            )
+        elif request.text:
+            raise invalid("Give either text or chat", "text")
+        else:
+            token_ids = await self._chat.tokenize(request.chat)
         return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_model_len)
 
     async def Detokenize(  # noqa: N802
@@ -265,8 +219,5 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             info.dtype = announced.dtype
             info.max_model_len = announced.max_model_len
             info.block_size = announced.block_size
+            info.max_num_seqs = announced.max_num_seqs
         return info
-
-
-async def _send_label(context: Context) -> None:
-    await context.send_initial_metadata((("x-request-id", request_label.get()),))

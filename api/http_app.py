@@ -7,18 +7,21 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 
+from api.anthropic.requests import read_messages_call
+from api.anthropic.writer import MessageWriter
 from api.api_keys import ApiKeys
 from api.errors import ApiError, Verdict
 from api.generation_endpoint import GenerationEndpoint
 from api.http_gate import HttpGate, error_response
 from api.information_routes import InformationRoutes, version
-from api.openai.chat_format import ChatFormat
-from api.openai.completion_format import CompletionFormat
 from api.openai.requests import read_chat, read_completion
-from api.openapi import docs_page, openapi_document
+from api.openai.writer import chat_writer, completion_writer
+from api.openapi.document import docs_page, openapi_document
 from api.operations.dashboard import EVENTS_PATH, PATH, Dashboard, DashboardEvents
 from api.operations.pulse import Pulse
 from api.operations.trace_routes import TraceRoutes
+from api.responses.requests import read_response_call
+from api.responses.writer import ResponseWriter
 from api.serving import Serving
 from api.token_routes import TokenRoutes
 from telemetry.prometheus_sink import PrometheusSink
@@ -42,11 +45,16 @@ def build_http_app(
     async def docs(_: Request) -> Response:
         return HTMLResponse(page)
 
-    chat = GenerationEndpoint(serving, read_chat, ChatFormat)
-    completion = GenerationEndpoint(serving, read_completion, CompletionFormat)
+    chat = GenerationEndpoint(serving, read_chat, chat_writer)
+    completion = GenerationEndpoint(serving, read_completion, completion_writer)
+    messages = GenerationEndpoint(serving, read_messages_call, MessageWriter)
+    responses = GenerationEndpoint(serving, read_response_call, ResponseWriter)
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completion, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/v1/models", information.models),
@@ -75,6 +83,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     verdicts = {404: Verdict.ROUTE_NOT_FOUND, 405: Verdict.METHOD_NOT_ALLOWED}
     verdict = verdicts.get(error.status_code, Verdict.INVALID)
     refusal = ApiError(verdict, f"{error.detail}; /docs lists the routes")
-    response = error_response(refusal, request.state.request_label)
+    response = error_response(refusal, request.state.request_label, path=request.url.path)
     response.headers.update(error.headers or {})
     return response

@@ -20,6 +20,8 @@ MAX_LABEL_CHARACTERS = 128
 DASHBOARD = "/dashboard"  # only its page and events take a browser's own way to send a key
 BASIC = 'Basic realm="relevo: any user, the API key as password", charset="UTF-8"'
 OPEN_PATHS = frozenset({"/health", "/ready"})
+# The API whose clients send their key, and want their errors, in another way.
+ANTHROPIC_PATH = "/v1/messages"
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class HttpGate:
             nonlocal is_started
             if message["type"] == "http.response.start":
                 is_started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", label.encode())]
+                message["headers"] = [*message["headers"], *_labels(scope["path"], label)]
             await send(message)
 
         with request_scope(label):
@@ -57,7 +59,7 @@ class HttpGate:
                 await self._app(scope, receive, send_labelled)
             except Exception as error:
                 if not is_started:
-                    response = error_response(error, label)
+                    response = error_response(error, label, path=scope["path"])
                     if scope["path"] == DASHBOARD and response.status_code == 401:
                         # A browser asks its user then, and sends the answer with each request.
                         response.headers["www-authenticate"] = BASIC
@@ -73,7 +75,7 @@ class HttpGate:
                 f"A request may have {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all",
             )
         if scope["path"] not in OPEN_PATHS:
-            authorizations = _values(headers, b"authorization")
+            authorizations = _credentials(scope["path"], headers)
             if scope["path"].startswith(DASHBOARD):
                 authorizations = [as_bearer(each) for each in authorizations]
             scope["state"]["caller"] = self._keys.admit(
@@ -101,8 +103,13 @@ def read_label(values: list[str]) -> str:
     return uuid.uuid4().hex
 
 
-def error_response(error: Exception, request_id: str) -> Response:
-    """Return OpenAI's error body with the status of the verdict."""
+def is_anthropic(path: str) -> bool:
+    """Tell whether a path belongs to the Messages API."""
+    return path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+
+
+def error_response(error: Exception, request_id: str, *, path: str) -> Response:
+    """Return the error body of the path's API with the status of the verdict."""
     verdict = to_api_error(error)
     if verdict.verdict is Verdict.FAILED:
         _LOGGER.error("Request failed", exc_info=error)
@@ -111,12 +118,26 @@ def error_response(error: Exception, request_id: str) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(verdict.retry_after_s)))
     if verdict.verdict is Verdict.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
+    write = verdict.to_anthropic if is_anthropic(path) else verdict.to_dict
     return Response(
-        orjson.dumps(verdict.to_dict(request_id)),
+        orjson.dumps(write(request_id)),
         status_code=verdict.face.http_status,
         headers=headers,
         media_type="application/json",
     )
+
+
+def _credentials(path: str, headers: list[tuple[bytes, bytes]]) -> list[str]:
+    """Authorization headers; Anthropic's clients send the key in one of its own."""
+    given = _values(headers, b"authorization")
+    if given or not is_anthropic(path):
+        return given
+    return [f"Bearer {key}" for key in _values(headers, b"x-api-key")]
+
+
+def _labels(path: str, label: str) -> list[tuple[bytes, bytes]]:
+    labels = [(b"x-request-id", label.encode())]
+    return [*labels, (b"request-id", label.encode())] if is_anthropic(path) else labels
 
 
 def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[str]:

@@ -7,6 +7,8 @@ stop:  not ready, no new requests -> streams end within drain_s, or are ended ->
 import asyncio
 import logging
 
+from starlette.types import ASGIApp
+
 from api.api_keys import ApiKeys
 from api.config import IngressConfig, ModelConfig
 from api.grpc_server import GrpcServer
@@ -66,6 +68,11 @@ class Ingress:
         self._grpc = GrpcServer(self.serving, keys)
         self.http_port = 0  # known after start
         self.grpc_port = 0
+
+    @property
+    def app(self) -> ASGIApp:
+        """The HTTP face, to be called without a socket."""
+        return self._app
 
     @property
     def routes(self) -> tuple[str, ...]:

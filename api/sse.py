@@ -18,13 +18,14 @@ _LINE_SEPARATORS = (
 )
 
 
-def event(value: object) -> bytes:
-    """Return one `data:` event."""
+def event(value: object, *, name: str = "") -> bytes:
+    """Return one `data:` event, with an `event:` line before it where it has a name."""
     data = orjson.dumps(value)
     if not data.isascii():
         for separator, escaped in _LINE_SEPARATORS:
             data = data.replace(separator, escaped)
-    return b"data: " + data + b"\n\n"
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + data + b"\n\n"
 
 
 class EventSender:

@@ -15,7 +15,12 @@ class StopStrings:
         self._stops = tuple(stops)
         self._is_stop_shown = is_stop_shown
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None  # the stop that ended the text
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text is over."""
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """Take new text and return what may be shown; `stopped` tells whether it is the end."""
@@ -26,7 +31,6 @@ class StopStrings:
         self._held = ""
         cut = self._first_stop(text)
         if cut is not None:
-            self.stopped = True
             return text[:cut]
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
@@ -39,11 +43,13 @@ class StopStrings:
 
     def _first_stop(self, text: str) -> int | None:
         found = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
         ]
         if not found:
             return None
-        end, start = min(found)
+        end, start, self.found = min(found)
         return end if self._is_stop_shown else start
 
     def _num_held(self, text: str) -> int:

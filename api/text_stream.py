@@ -31,6 +31,7 @@ class TextStream:
         on_close: Callable[[], None],
     ) -> None:
         self.request_id = request_id
+        self.request = request
         self.prompt = request.token_ids
         self.num_prompt_tokens = len(request.token_ids)
         self.choices = [

@@ -58,7 +58,7 @@ def read_logit_bias(values: Values, vocab_size: int) -> dict[int, float]:
         token_id = int(key)
         if not 0 <= token_id < vocab_size:
             raise invalid(
-                f"{name} must have token ids from 0 to {vocab_size - 1}, got {show(key)}", name
+                f"{name} must have token ids from 0 to {vocab_size - 1}, got {token_id}", name
             )
         biases[token_id] = _read_bias(bias)
     return biases

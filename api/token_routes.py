@@ -6,6 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.anthropic.requests import count_tokens
 from api.chat.conversation import read_conversation
 from api.errors import invalid
 from api.generation_request import read_model
@@ -52,6 +53,11 @@ class TokenRoutes:
         )
         text = await asyncio.to_thread(self._serving.tokenizer.detokenize, token_ids)
         return _json({"prompt": text})
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Return how long the prompt of a Messages request is."""
+        body = await read_json_object(request)
+        return _json({"input_tokens": await count_tokens(body, self._serving)})
 
     def _check_model(self, body: Values) -> None:
         if body.get("model") is not None:

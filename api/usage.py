@@ -50,6 +50,12 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            **self.times(),
+        }
+
+    def times(self) -> dict[str, object]:
+        """Return the times by Groq's names, in seconds."""
+        return {
             "queue_time": self.queue_time_s,
             "prompt_time": self.prompt_time_s,
             "completion_time": self.completion_time_s,
@@ -68,6 +74,7 @@ class Usage:
             completion_time_s=self.completion_time_s,
             total_time_s=self.total_time_s,
             kv_transfer_time_s=self.kv_transfer_time_s,
+            reasoning_tokens=self.reasoning_tokens,
         )
 
 
@@ -95,3 +102,15 @@ def x_relevo(streams: Sequence[TextStream]) -> dict[str, object]:
         },
         "kv_transfer_bytes": sum(report.kv_transfer_bytes for report in reports),
     }
+
+
+def served_by(stream: TextStream) -> inference_pb2.ServedBy:
+    """Return the same for the gRPC API, where the request's id stands beside it."""
+    report = stream.report
+    return inference_pb2.ServedBy(
+        prefill_worker=report.prefill_worker_id,
+        decode_worker=report.last_decode_worker_id or report.decode_worker_id,
+        cached_tokens_prefill=report.cached_prefill,
+        cached_tokens_decode=report.cached_decode,
+        kv_transfer_bytes=report.kv_transfer_bytes,
+    )

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
+from api.answer_writer import Answering
 from api.choice_text import TextDelta
 from api.logprobs_formats import Json, chat_logprobs
-from api.openai.format import Frame
-from api.openai.requests import Call
+from api.openai.frame import Frame, with_stop_reason
 from api.parsers.part import Part, PartKind, text_of
-from api.token_text import TokenBytes
 from router.request import FinishReason
 
 
@@ -18,10 +17,8 @@ class ChatFormat(Frame):
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def __init__(
-        self, request_id: str, call: Call, *, model: str, created: int, token_bytes: TokenBytes
-    ) -> None:
-        super().__init__(request_id, call, model=model, created=created, token_bytes=token_bytes)
+    def __init__(self, answering: Answering) -> None:
+        super().__init__(answering)
         self._calling: set[int] = set()  # choices that called a tool
 
     def first_chunk(self, index: int) -> Json | None:
@@ -43,9 +40,11 @@ class ChatFormat(Frame):
         choices[0] |= self._token_ids(index, delta)
         return chunk | self._prompt_part(index, delta)
 
-    def finish_chunk(self, index: int, reason: FinishReason) -> Json:
+    def finish_chunk(self, index: int, delta: TextDelta) -> Json:
         """Return an empty delta and the reason."""
-        return self._choice(index, {}, self._reason(index, reason))
+        assert delta.finish_reason is not None
+        chunk = self._choice(index, {}, self._reason(index, delta.finish_reason))
+        return with_stop_reason(chunk, delta)
 
     def _choice(
         self, index: int, delta: Json, reason: str | None, *, logprobs: Json | None = None
@@ -87,6 +86,7 @@ class ChatFormat(Frame):
             "message": message,
             "logprobs": self._logprobs(index, answer),
             "finish_reason": self._reason(index, answer.finish_reason),
+            "stop_reason": answer.stop_string,
             **self._token_ids(index, answer),
         }
 

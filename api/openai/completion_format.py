@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from api.choice_text import TextDelta
 from api.logprobs_formats import Json, completion_logprobs
-from api.openai.format import Frame
-from router.request import FinishReason
+from api.openai.frame import Frame, with_stop_reason
 
 
 class CompletionFormat(Frame):
@@ -26,11 +25,13 @@ class CompletionFormat(Frame):
             return None
         return self._chunk([self._choice(index, replace(delta, finish_reason=None))])
 
-    def finish_chunk(self, index: int, reason: FinishReason) -> Json:
+    def finish_chunk(self, index: int, delta: TextDelta) -> Json:
         """Return no text and the reason."""
-        return self._chunk(
-            [{"index": index, "text": "", "logprobs": None, "finish_reason": reason.value}]
+        reason = delta.finish_reason.value if delta.finish_reason is not None else None
+        chunk = self._chunk(
+            [{"index": index, "text": "", "logprobs": None, "finish_reason": reason}]
         )
+        return with_stop_reason(chunk, delta)
 
     def body(self, choices: Sequence[TextDelta], usage: Json) -> Json:
         """Return a `text_completion`."""
@@ -47,6 +48,7 @@ class CompletionFormat(Frame):
             if has_logprobs
             else None,
             "finish_reason": None if delta.finish_reason is None else delta.finish_reason.value,
+            **({} if delta.finish_reason is None else {"stop_reason": delta.stop_string}),
             **self._token_ids(index, delta),
             **self._prompt_token_ids(index, delta),
             **self._prompt_logprobs(index, delta),

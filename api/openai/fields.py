@@ -7,8 +7,8 @@ is strict.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from api.call import Streaming
 from api.errors import ApiError, Verdict, invalid, show
 from api.parameter_checks import Values, is_neutral, read_flag
 
@@ -149,15 +149,6 @@ def warnings_header(unknown: Sequence[str]) -> str:
     names = [_UNPRINTABLE.sub("?", name[:64]) for name in unknown[:MAX_NAMED_FIELDS]]
     more = f" and {len(unknown) - MAX_NAMED_FIELDS} more" if len(unknown) > MAX_NAMED_FIELDS else ""
     return f"ignored unknown fields: {', '.join(names)}{more}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """How an answer is sent."""
-
-    is_stream: bool = False
-    has_usage_chunk: bool = False  # one more chunk, at the end, with usage and no choice
-    has_running_usage: bool = False  # usage so far in every other chunk too
 
 
 def read_stream(body: Values) -> Streaming:

@@ -1,8 +1,8 @@
 """Turns the body of an OpenAI request into generation requests."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
+from api.call import Call
 from api.chat.request import read_chat_request
 from api.errors import invalid, show
 from api.generation_request import GenerationRequest, read_model, validate
@@ -11,7 +11,6 @@ from api.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     SERVICE_TIER,
-    Streaming,
     check_fields,
     read_stream,
 )
@@ -23,27 +22,6 @@ from telemetry import attributes
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 128
 MAX_CHOICES = 1024  # of all prompts together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One HTTP request, judged and tokenised: a generation for each prompt."""
-
-    operation: str
-    requests: Sequence[GenerationRequest]
-    streaming: Streaming
-    unknown_fields: Sequence[str] = ()
-    echoed: Mapping[str, object] = field(default_factory=dict)  # what the answer repeats of it
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the answer is a stream of events."""
-        return self.streaming.is_stream
-
-    @property
-    def has_usage_chunk(self) -> bool:
-        """Whether the stream ends with a chunk of usage."""
-        return self.streaming.has_usage_chunk
 
 
 async def read_chat(body: Values, serving: Serving) -> Call:
@@ -115,7 +93,9 @@ def _read_prompts(value: object) -> list[object]:
         raise invalid("prompt is required", "prompt")
     if isinstance(value, str):
         return [value]
-    if not isinstance(value, list) or not value:
+    if value == []:
+        raise invalid("prompt is empty; give at least one token", "prompt")
+    if not isinstance(value, list):
         raise invalid(
             f"prompt must be text, token ids or a list of these, got {show(value)}", "prompt"
         )

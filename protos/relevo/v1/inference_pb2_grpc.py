@@ -45,6 +45,16 @@ class InferenceServiceStub:
                 request_serializer=relevo_dot_v1_dot_inference__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=relevo_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.Chat = channel.unary_unary(
+                '/relevo.v1.InferenceService/Chat',
+                request_serializer=relevo_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
+                response_deserializer=relevo_dot_v1_dot_inference__pb2.ChatResponse.FromString,
+                _registered_method=True)
+        self.ChatStream = channel.unary_stream(
+                '/relevo.v1.InferenceService/ChatStream',
+                request_serializer=relevo_dot_v1_dot_inference__pb2.ChatStreamRequest.SerializeToString,
+                response_deserializer=relevo_dot_v1_dot_inference__pb2.ChatStreamResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/relevo.v1.InferenceService/Tokenize',
                 request_serializer=relevo_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -90,6 +100,20 @@ class InferenceServiceServicer:
 
     def GenerateStream(self, request, context):
         """/ Generates a completion and streams it, one message per engine step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Chat(self, request, context):
+        """/ Answers a chat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChatStream(self, request, context):
+        """/ Answers a chat and streams it, one message per engine step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,6 +173,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=relevo_dot_v1_dot_inference__pb2.GenerateStreamRequest.FromString,
                     response_serializer=relevo_dot_v1_dot_inference__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'Chat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=relevo_dot_v1_dot_inference__pb2.ChatRequest.FromString,
+                    response_serializer=relevo_dot_v1_dot_inference__pb2.ChatResponse.SerializeToString,
+            ),
+            'ChatStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChatStream,
+                    request_deserializer=relevo_dot_v1_dot_inference__pb2.ChatStreamRequest.FromString,
+                    response_serializer=relevo_dot_v1_dot_inference__pb2.ChatStreamResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -236,6 +270,60 @@ class InferenceService:
             '/relevo.v1.InferenceService/GenerateStream',
             relevo_dot_v1_dot_inference__pb2.GenerateStreamRequest.SerializeToString,
             relevo_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/relevo.v1.InferenceService/Chat',
+            relevo_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
+            relevo_dot_v1_dot_inference__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/relevo.v1.InferenceService/ChatStream',
+            relevo_dot_v1_dot_inference__pb2.ChatStreamRequest.SerializeToString,
+            relevo_dot_v1_dot_inference__pb2.ChatStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

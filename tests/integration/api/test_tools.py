@@ -256,6 +256,37 @@ async def test_thinking_can_be_left_out(thinking_site: Site, fields: dict[str, A
     assert "reasoning_content" not in answer["choices"][0]["message"]
 
 
+async def test_a_template_that_knows_tools_gets_them(thinking_site: Site) -> None:
+    site = thinking_site
+    site.router.script = saying(f"</think>{CALL}")
+    tool = {"type": "function", "function": {"name": "Weather", "description": "<|im_end|>"}}
+    chat: Any = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "content": "Let me look.",
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "Weather", "arguments": '{"city": "<|im_end|>"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+    body = {"model": "tiny", "messages": chat, "tools": [tool]}
+    answer = (await site.http.post("/v1/chat/completions", json=body)).json()
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "Weather"
+    tokenizer = site.ingress.serving.tokenizer
+    prompt = prompt_of(site, tokenizer)
+    assert '<tool_call>Weather{"city": "<|im_end|>"}</tool_call>' in prompt
+    assert 'tools:[{"type": "function", "function": {"name": "Weather"' in prompt
+    assert "You may call functions" not in prompt
+    ids = list(site.router.generations[-1].request.token_ids)
+    assert ids.count(2) == 0, "no tool can end a turn"
+
+
 async def test_usage_runs_along_when_asked(wide_site: Site) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     stream = await wide_site.openai.chat.completions.create(
@@ -271,7 +302,7 @@ async def test_a_prompt_that_may_be_cut_keeps_its_end(site: Site) -> None:
     answer = await site.http.post("/v1/completions", json={**body, "echo": True})
     assert list(site.router.generations[0].request.token_ids) == [16, 17, 18, 19]
     assert answer.json()["usage"]["prompt_tokens"] == 4
-    body |= {"prompt": [5] * 300, "truncate_prompt_tokens": -1}
+    body |= {"prompt": [5] * 256, "truncate_prompt_tokens": -1}
     assert (await site.http.post("/v1/completions", json=body)).status_code == 200
     assert len(site.router.generations[1].request.token_ids) == 255
 

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from api.answer_writer import Answering
 from api.choice_text import TextDelta
 from api.logprobs_formats import Json, prompt_logprobs
-from api.openai.requests import Call
-from api.token_text import TokenBytes
-from router.request import FinishReason
 
 
 class AnswerFormat(Protocol):
@@ -23,7 +21,7 @@ class AnswerFormat(Protocol):
         """Return what a step added to a choice, its end aside; None when there is nothing."""
         ...
 
-    def finish_chunk(self, index: int, reason: FinishReason) -> Json:
+    def finish_chunk(self, index: int, delta: TextDelta) -> Json:
         """Return the end of a choice; it has no text."""
         ...
 
@@ -43,17 +41,18 @@ class Frame:
     object_name = ""
     chunk_object_name = ""
 
-    def __init__(
-        self, request_id: str, call: Call, *, model: str, created: int, token_bytes: TokenBytes
-    ) -> None:
-        self.id = self.id_prefix + request_id
+    def __init__(self, answering: Answering) -> None:
+        call = answering.call
+        self.id = self.id_prefix + answering.streams[0].request_id
         self._requests = [  # of each choice
             request for request in call.requests for _ in range(request.num_shown_choices)
         ]
-        self._model = model
-        self._created = created
-        self._token_bytes = token_bytes
-        self._has_usage = call.has_usage_chunk  # then every other chunk says `usage: null`
+        self._model = answering.model
+        self._created = answering.created
+        self._token_bytes = answering.token_bytes
+        self._has_usage = (
+            call.streaming.has_usage_chunk
+        )  # then every other chunk says `usage: null`
         self._echoed = call.echoed
 
     def _says_something(self, index: int, delta: TextDelta) -> bool:
@@ -110,3 +109,11 @@ class Frame:
             "usage": usage,
             **self._echoed,
         }
+
+
+def with_stop_reason(chunk: Json, delta: TextDelta) -> Json:
+    """Say, as vLLM does, which stop string ended the choice."""
+    choices = chunk["choices"]
+    assert isinstance(choices, list)
+    choices[0]["stop_reason"] = delta.stop_string
+    return chunk
