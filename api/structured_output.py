@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import orjson
 
 from api.errors import ApiError, Verdict, invalid, show
-from api.http_body import MAX_DEPTH, has_too_deep_nesting
+from api.json_text import parse_json
 from api.parameter_checks import Values, is_neutral, read_flag
 from grammar.grammar import Grammar, GrammarError, GrammarKind
 
@@ -93,12 +93,10 @@ def _read_structured_outputs(value: object) -> StructuredOutput:
 
 def _read_json(value: object, field: str) -> StructuredOutput:
     if isinstance(value, str):
-        if has_too_deep_nesting(value.encode()):
-            raise invalid(f"{field} is nested deeper than {MAX_DEPTH} levels", field)
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
-            raise invalid(f"{field} is not valid JSON: {error.msg[:200]}", field) from None
+            value = parse_json(value.encode())
+        except ValueError as error:
+            raise invalid(f"{field} cannot be read: {error}", field) from None
     return _schema(_object(value, field), field)
 
 

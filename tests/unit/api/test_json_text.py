@@ -1,4 +1,4 @@
-"""The depth of a body, judged before it is parsed."""
+"""JSON of strangers: its depth is judged before it is parsed, a repeated name afterwards."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.http_body import MAX_DEPTH, has_too_deep_nesting
+from api.json_text import MAX_DEPTH, RepeatedNameError, has_too_deep_nesting, parse_json
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(alphabet='ab[]{}"\\\n'),
@@ -58,3 +58,48 @@ def test_unclosed_nesting_counts_too(body: bytes) -> None:
 )
 def test_brackets_in_strings_and_flat_lists_do_not_count(body: bytes) -> None:
     assert not has_too_deep_nesting(body)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=JSON)
+def test_every_value_without_a_repeated_name_is_read(value: object) -> None:
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
+    assert parse_json(json.dumps(value, indent=1).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"n": 1, "n": 1}', "n"),
+        ('{"a": {"b": 1, "c": [], "b": {}}}', "b"),
+        ('[[{"": 0, "": 0}]]', ""),
+        (r'{"a": 1, "\u0061": 2}', "a"),
+        (r'{"x": "\u003a", "a": 1, "a": 2}', "a"),  # a colon in a string makes up for none
+        ('{"a": 1, "a": ' + "9" * 300 + "}", "a"),
+        ("{" + '"a":0,' * 20_000 + '"b":0}', None),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_repeated_name_is_refused(text: str, name: str | None) -> None:
+    with pytest.raises(RepeatedNameError) as caught:
+        parse_json(text.encode())
+    assert caught.value.name == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xef\xbb\xbf{}",
+        b'{"a": "\xc4\xe3"}',
+        b'{"a": "\xe2\x82"}',
+        b"NaN",
+        b"{'a': 1}",
+        b'{"a": 1,}',
+        b'{"a": "\\ud800"}',
+    ],
+)
+def test_what_is_no_json_says_so(text: bytes) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        parse_json(text)
