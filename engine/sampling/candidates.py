@@ -46,8 +46,8 @@ def draw_among_likeliest(
         total = left.logsumexp(dim=-1, keepdim=True)
         unbounded = [place for place, n in enumerate(wanting) if params[n].top_k == 0]
         if unbounded:
-            everything = logits[index[unbounded]].double() / temperatures[index[unbounded]]
-            total[unbounded] = everything.logsumexp(dim=-1, keepdim=True)
+            rows = [wanting[place] for place in unbounded]
+            total[unbounded] = _log_total(take_rows(logits, rows), temperatures[rows])
         top_p = _column([params[n].top_p for n in wanting], logits)
         lowest[index] = torch.maximum(lowest[index], _nucleus(left, total, top_p))
     is_decided = (scaled[:, -1] < lowest[:, 0]) | (depth == logits.shape[1])
@@ -55,6 +55,20 @@ def draw_among_likeliest(
     ids, order = top.indices.sort(dim=-1)
     kept = scaled.masked_fill(scaled < lowest, float("-inf")).gather(1, order)
     return ids.gather(1, draw(kept, numbers)[:, None])[:, 0], is_decided
+
+
+def take_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Rows of `logits` by number, each once and in order; no copy when these are all."""
+    if len(rows) == len(logits):
+        return logits
+    return logits[torch.tensor(rows, device=logits.device)]
+
+
+def _log_total(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """Logarithm of all weight of each row, [rows, 1] float64, in one piece of fresh memory."""
+    best = logits.amax(dim=-1, keepdim=True)
+    weights = (logits - best).div_(temperatures.to(logits)).exp_()
+    return weights.sum(dim=-1, keepdim=True, dtype=torch.float64).log() + best / temperatures
 
 
 def _nucleus(sorted_logits: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

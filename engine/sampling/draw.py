@@ -11,11 +11,13 @@ _PIECE = 256
 def draw(logits: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
     """Invert the cumulative distribution of `logits` [rows, vocab] at a number in [0, 1) per row.
 
-    Returns ids, [rows]; a token with logit -inf is never drawn. All sums are in float64: of
-    100,000 float32 addends the rare tokens would be lost.
+    Overwrites `logits`: fresh memory for every step of it costs more than the arithmetic. Returns
+    ids, [rows]; a token with logit -inf is never drawn. All sums are in float64: of 100,000 float32
+    addends the rare tokens would be lost.
     """
-    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp()  # [rows, vocab], the best is 1
-    weights = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _PIECE))
+    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()  # [rows, vocab], the best is 1
+    if missing := -weights.shape[1] % _PIECE:
+        weights = torch.nn.functional.pad(weights, (0, missing))
     pieces = weights.view(len(weights), -1, _PIECE)  # [rows, pieces, _PIECE]
     sums = pieces.sum(dim=-1, dtype=torch.float64)  # [rows, pieces]
     fractions = torch.tensor(numbers, dtype=torch.float64, device=logits.device)[:, None]

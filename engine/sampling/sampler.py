@@ -6,7 +6,7 @@ import torch
 
 from engine.sampling.bans import ban
 from engine.sampling.bias import add_biases
-from engine.sampling.candidates import draw_among_likeliest, may_decide
+from engine.sampling.candidates import draw_among_likeliest, may_decide, take_rows
 from engine.sampling.draw import draw
 from engine.sampling.filters import hide_unlikely
 from engine.sampling.masks import apply_masks
@@ -28,7 +28,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
     random_rows = [n for n, row in enumerate(rows) if row.params.temperature >= _GREEDY_BELOW]
     if random_rows:
         index = torch.tensor(random_rows, device=logits.device)
-        token_ids[index] = _sample_randomly(logits[index], [rows[n] for n in random_rows])
+        chosen = take_rows(logits, random_rows)
+        token_ids[index] = _sample_randomly(chosen, [rows[n] for n in random_rows])
     return [
         token_id if usable else None
         for token_id, usable in zip(token_ids.tolist(), is_usable.tolist(), strict=True)
@@ -73,13 +74,15 @@ def _sample_randomly(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
     if few:
         index = torch.tensor(few, device=logits.device)
         token_ids[index], is_decided = draw_among_likeliest(
-            logits[index], [params[n] for n in few], [numbers[n] for n in few]
+            take_rows(logits, few), [params[n] for n in few], [numbers[n] for n in few]
         )
-        others += [n for n, decided in zip(few, is_decided.tolist(), strict=True) if not decided]
+        left = [n for n, decided in zip(few, is_decided.tolist(), strict=True) if not decided]
+        others = sorted(others + left)
     if others:
         index = torch.tensor(others, device=logits.device)
-        chosen = [params[n] for n in others]
-        token_ids[index] = _draw_among_all(logits[index], chosen, [numbers[n] for n in others])
+        token_ids[index] = _draw_among_all(
+            take_rows(logits, others), [params[n] for n in others], [numbers[n] for n in others]
+        )
     return token_ids
 
 
