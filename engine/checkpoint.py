@@ -1,8 +1,9 @@
 """Reads a model as transformers has it: from safetensors, without anybody else's code.
 
 Weights come through mmap. Where the model computes in the dtype they are stored in, its parameters
-are the file's own pages: all workers of a node share them, and loading costs no second copy. In any
-other dtype (or on a GPU) each worker makes its own copy, tensor by tensor.
+are the file's own pages: all workers of a node share them, and loading costs no second copy. On a
+CPU that computes in a wider dtype they share a copy that was converted once (widened_weights.py);
+in all other cases each worker makes its own, tensor by tensor.
 """
 
 import logging
@@ -16,6 +17,7 @@ from engine.attention import ATTENTION_NAME, register_attention
 from engine.config import EngineConfig
 from engine.load_progress import showing_progress
 from engine.servable import refuse_unservable
+from engine.widened_weights import shared_copy
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ def load_model(config: EngineConfig, model_config: Any, device: torch.device) ->
         model = _load(
             AutoModelForCausalLM,
             config,
+            path=_weights_path(config, dtype, device),
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
@@ -62,11 +65,20 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
     return (ids,) if isinstance(ids, int) else tuple(sorted(set(ids)))
 
 
-def _load(loader: Any, config: EngineConfig, **arguments: Any) -> Any:
+def _weights_path(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> str:
+    directory = Path(config.model_path)
+    if device.type != "cpu" or not directory.is_dir():
+        return config.model_path
+    return str(shared_copy(directory, dtype))
+
+
+def _load(loader: Any, config: EngineConfig, *, path: str = "", **arguments: Any) -> Any:
     if config.model_revision and not Path(config.model_path).is_dir():
         arguments["revision"] = config.model_revision
     try:
-        return loader.from_pretrained(config.model_path, trust_remote_code=False, **arguments)
+        return loader.from_pretrained(
+            path or config.model_path, trust_remote_code=False, **arguments
+        )
     except (KeyError, OSError, ValueError) as error:
         raise ValueError(
             f"Got {config.model_path = } but expected a safetensors checkpoint of a model whose "
