@@ -19,8 +19,9 @@ COLORS = {
     "draining": "yellow",
 }
 BLOCK_STATES = ("free", "cached", "used", "held", "quarantined")
-COLUMNS = ("worker", "state", "pid", "running", "waiting", "moving", "pulse", "KV blocks")
-PLAIN_WIDTH = 160  # of a pipe, which has none
+COLUMNS = ("worker", "state", "pid", "running", "waiting", "moving", "pulse", "KV blocks", "memory")
+PLAIN_WIDTH = 180  # of a pipe, which has none
+_MIB = 1024 * 1024
 
 
 def run(url: str, *, api_key: str, as_json: bool) -> int:
@@ -67,7 +68,19 @@ def _worker_row(worker: Mapping[str, Any]) -> list[str]:
         *(str(worker.get(key, 0)) for key in ("running", "waiting", "transferring")),
         f"{worker.get('heartbeat_age_s', 0.0):.1f} s",
         ", ".join(counts),
+        _memory(worker.get("memory") or {}),
     ]
+
+
+def _memory(memory: Mapping[str, int]) -> str:
+    """What it takes, and how many requests of the greatest length it holds; empty when lost."""
+    if not memory:
+        return ""
+    weights, kv, rest = (
+        f"{memory[name] / _MIB:.0f}" for name in ("weights_bytes", "kv_bytes", "buffer_bytes")
+    )
+    longest = f"{memory['max_concurrency']} of full length"
+    return f"weights {weights} + KV {kv} + buffers {rest} MiB, {longest}"
 
 
 def _link_row(worker_id: str, link: Mapping[str, Any]) -> list[str]:
