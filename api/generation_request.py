@@ -47,6 +47,7 @@ class Limits:
     vocab_size: int
     encode_word: EncodeWord
     max_num_seqs: int  # choices that can run together
+    eos_token_ids: tuple[int, ...]  # what ends a text unless ignore_eos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,9 @@ def validate(
     bad_words = read_bad_words(values, limits.encode_word)
     allowed = read_allowed_token_ids(values, limits.vocab_size)
     num_shown_choices, num_choices = read_choices(values, limits.max_num_seqs)
-    check_something_is_left(allowed, bad_words, stop_token_ids if min_tokens else ())
+    ignores_eos = read_flag(values, "ignore_eos")
+    ends = stop_token_ids + (() if ignores_eos else limits.eos_token_ids)
+    check_something_is_left(allowed, bad_words, ends if min_tokens else ())
     return GenerationRequest(
         token_ids=token_ids,
         max_tokens=max_tokens,
@@ -180,7 +183,7 @@ def validate(
         min_tokens=min_tokens,
         stop=read_stops(values),
         stop_token_ids=stop_token_ids,
-        ignore_eos=read_flag(values, "ignore_eos"),
+        ignore_eos=ignores_eos,
         has_stop_in_text=read_flag(values, "include_stop_str_in_output"),
         num_logprobs=read_logprobs(values),
         num_prompt_logprobs=read_prompt_logprobs(values),

@@ -84,6 +84,7 @@ class Serving:
             vocab_size=self.tokenizer.vocab_size,
             encode_word=self.tokenizer.encode_word,
             max_num_seqs=info.max_num_seqs,
+            eos_token_ids=info.eos_token_ids,
         )
 
     def lay_out_echo(self, request: GenerationRequest, text: str | None) -> GenerationRequest:

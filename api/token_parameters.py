@@ -97,18 +97,18 @@ def read_bad_words(values: Values, encode: EncodeWord) -> tuple[tuple[int, ...],
 
 
 def check_something_is_left(
-    allowed: Sequence[int], bad_words: Sequence[Sequence[int]], stop_token_ids: Sequence[int]
+    allowed: Sequence[int], bad_words: Sequence[Sequence[int]], end_token_ids: Sequence[int]
 ) -> None:
     """Refuse allowed tokens that other parameters forbid from the first one on.
 
-    `stop_token_ids` are those that may not come at first, because of min_tokens.
+    `end_token_ids` are those that may not come at first, because of min_tokens.
     """
     if not allowed:
         return
-    forbidden = {word[0] for word in bad_words if len(word) == 1} | set(stop_token_ids)
+    forbidden = {word[0] for word in bad_words if len(word) == 1} | set(end_token_ids)
     if forbidden.issuperset(allowed):
         name = "allowed_token_ids"
         raise invalid(
-            f"{name} holds only tokens that bad_words, or min_tokens with stop_token_ids, forbid",
+            f"{name} holds only tokens that bad_words, or min_tokens with what ends a text, forbid",
             name,
         )

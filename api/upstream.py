@@ -52,6 +52,10 @@ class Upstream(Protocol):
         """Requests that wait for workers here."""
         ...
 
+    def max_requests(self, num_choices: int) -> int:
+        """Return how many requests of this many choices could run or wait at once, all alone."""
+        ...
+
     def is_ready(self) -> bool:
         """Tell whether a choice of workers exists now."""
         ...

@@ -34,6 +34,10 @@ class Routable(Protocol):
     def session_key(self) -> str:
         """What its session is called; empty: none."""
 
+    @property
+    def skips_cache(self) -> bool:
+        """Whether what workers have cached of it is of no use."""
+
     def __len__(self) -> int:
         """Tokens to be computed or found."""
 
@@ -86,9 +90,8 @@ class Chooser:
 
     def pick(self, prompt: Routable, excluded: Collection[WorkerKey] = ()) -> Pick | None:
         """Decide; None while no choice exists. Changes nothing."""
-        pools, indexes, now_s = self._fleet.pools(), self._fleet.indexes, self._now()
-        cached_prefill = indexes[PREFILL].match(prompt.block_names, now_s=now_s)
-        cached_decode = indexes[DECODE].match(prompt.block_names, now_s=now_s)
+        pools = self._fleet.pools()
+        cached_prefill, cached_decode = self._cached(prompt, PREFILL), self._cached(prompt, DECODE)
         request = RouteRequest(
             num_tokens=len(prompt),
             num_output_tokens=prompt.num_output_tokens,
@@ -102,6 +105,11 @@ class Chooser:
         if decision is None:
             return None
         return Pick(decision=decision, cached_prefill=cached_prefill, cached_decode=cached_decode)
+
+    def _cached(self, prompt: Routable, pool: str) -> CachedTokens:
+        if prompt.skips_cache:
+            return CachedTokens()
+        return self._fleet.indexes[pool].match(prompt.block_names, now_s=self._now())
 
     def take(self, prompt: Routable, pick: Pick) -> int:
         """Count the picked choice on its workers; returns the pick's random id."""

@@ -16,7 +16,7 @@ from router.report import RequestReport
 from router.request import RoutedRequest
 from router.waiting_queue import HOPELESS_FACTOR, Place, WaitingQueue
 from router.worker_state import WorkerState
-from router.worker_view import DECODE, PREFILL, WorkerKey, WorkerView
+from router.worker_view import DECODE, MAX_BATCHES_AHEAD, PREFILL, WorkerKey, WorkerView
 from router.workers import Workers
 
 NUM_ROUTES_KEPT = 256
@@ -71,6 +71,7 @@ class Dispatcher:
         self._mean_tokens = FIRST_MEAN_TOKENS
         self._mean_service_s = FIRST_MEAN_SERVICE_S
         self._last_num_seqs = 0
+        self._most_places: Sequence[int] = ()  # of each decode worker, when there were most
         self.has_been_ready = False
         self.routes: deque[tuple[str, int, Route]] = deque(maxlen=NUM_ROUTES_KEPT)
 
@@ -78,6 +79,9 @@ class Dispatcher:
         """Somebody came, spoke or left."""
         self.has_been_ready = self.has_been_ready or self.is_ready()
         self._last_num_seqs = self._num_seqs(PREFILL, DECODE) or self._last_num_seqs
+        places = [view.max_num_seqs for view in self._views()[DECODE]]
+        if sum(places) > sum(self._most_places):
+            self._most_places = places
         self._queue.wake()
 
     def is_ready(self) -> bool:
@@ -95,6 +99,14 @@ class Dispatcher:
             return self._config.max_waiting_requests
         # With all workers lost the queue keeps the size it had: they are to come back.
         return 4 * self._last_num_seqs
+
+    def max_requests(self, num_choices: int) -> int:
+        """How many requests of this many choices can be held at once; lost workers come back."""
+        # A worker takes one more as long as it is not full.
+        num_running = sum(
+            -(-MAX_BATCHES_AHEAD * places // num_choices) for places in self._most_places
+        )
+        return num_running + self.max_waiting()
 
     def retry_after_s(self) -> float:
         """When the queue should have drained."""

@@ -10,7 +10,7 @@ from router.hashed_prefixes import HashedPrefixes
 class Prompt:
     """Hashes on demand, once for each way the workers cut and name their blocks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what routing has to know of one
         self,
         token_ids: Sequence[int],
         *,
@@ -18,12 +18,14 @@ class Prompt:
         num_output_tokens: int,
         num_choices: int = 1,
         session_key: str = "",
+        skips_cache: bool = False,
         prefixes: HashedPrefixes | None = None,  # of earlier prompts
     ) -> None:
         self.token_ids = token_ids
         self.num_output_tokens = num_output_tokens  # expected still to come
         self.num_choices = num_choices  # that will be decoded together
         self.session_key = session_key
+        self.skips_cache = skips_cache  # every token of it must be computed, cached or not
         self._cache_salt = cache_salt
         self._prefixes = prefixes or HashedPrefixes()
         self._names: dict[BlockScheme, list[BlockName]] = {}

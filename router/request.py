@@ -78,6 +78,7 @@ class ModelInfo:
     max_model_len: int  # the smallest of all workers
     block_size: int  # of the decode pool
     max_num_seqs: int  # the smallest of the decode pool: how many choices can run together
+    eos_token_ids: tuple[int, ...] = ()  # each of them ends a text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,10 @@ class Router:
             on_end=partial(self._dispatcher.learn, request),
         )
 
+    def max_requests(self, num_choices: int) -> int:
+        """How many requests of this many choices could run or wait at once, all alone."""
+        return self._dispatcher.max_requests(num_choices)
+
     def is_ready(self) -> bool:
         """Whether a choice of workers exists now."""
         return self._dispatcher.is_ready()
@@ -152,6 +156,7 @@ class Router:
                 for each in known
                 if each.hello and each.description.pool == hello.pool
             ),
+            eos_token_ids=tuple(hello.eos_token_ids),
         )
 
     def worker_states(self) -> list[WorkerState]:

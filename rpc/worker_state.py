@@ -34,6 +34,7 @@ class DescribedEngine(ReportingEngine, Protocol):
     hash_root: BlockHash
     max_model_len: int
     memory: MemoryReport
+    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ class WorkerState:
                 buffer_bytes=memory.buffer_bytes,
                 max_concurrency=memory.max_concurrency,
             ),
+            eos_token_ids=self._engine.eos_token_ids,
         )
 
     def _load(self) -> state_pb2.WorkerLoad:

@@ -8,6 +8,7 @@ from relevo.v1 import common_pb2, state_pb2
 
 from router.report import RequestReport
 from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, TokenBatch
+from tests.tiny_tokenizer import EOS_TOKEN_ID
 
 Step = TokenBatch | Exception
 
@@ -88,9 +89,11 @@ class FakeRouter:
             max_model_len=max_model_len,
             block_size=32,
             max_num_seqs=16,
+            eos_token_ids=(EOS_TOKEN_ID,),
         )
         self.ready = True
         self.num_waiting = 0
+        self.places = 1024
         self.step_s = 0.0
         self.started = asyncio.Event()
         self.generations: list[FakeGeneration] = []
@@ -103,6 +106,9 @@ class FakeRouter:
         self.generations.append(generation)
         self.started.set()
         return generation
+
+    def max_requests(self, num_choices: int) -> int:
+        return self.places // num_choices
 
     def is_ready(self) -> bool:
         return self.ready

@@ -57,7 +57,7 @@ async def read_completion(body: Values, serving: Serving) -> Call:
         )
         for prompt in _read_prompts(body.get("prompt"))
     ]
-    _check_total(requests)
+    _check_total(requests, serving)
     await serving.check_grammar(requests[0])  # one for all prompts
     return Call(
         operation=attributes.OPERATION_TEXT_COMPLETION,
@@ -77,13 +77,22 @@ def _echoed(body: Values) -> dict[str, object]:
     return {} if body.get("service_tier") is None else {"service_tier": SERVICE_TIER}
 
 
-def _check_total(requests: Sequence[GenerationRequest]) -> None:
+def _check_total(requests: Sequence[GenerationRequest], serving: Serving) -> None:
     total = sum(request.num_choices for request in requests)
     if total > MAX_CHOICES:
         raise invalid(
             f"prompts times choices must be at most {MAX_CHOICES}, got {total}; send fewer prompts "
             "or ask for fewer choices",
             "n",
+        )
+    num_choices = requests[0].num_choices
+    most = serving.upstream.max_requests(num_choices)
+    if len(requests) > most:
+        choices = f" of {num_choices} choices each" if num_choices > 1 else ""
+        raise invalid(
+            f"prompt has {len(requests)} entries{choices}, but at most {most} can run or wait "
+            "together here; send fewer prompts at once",
+            "prompt",
         )
 
 

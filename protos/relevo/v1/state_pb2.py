@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from relevo.v1 import common_pb2 as relevo_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15relevo/v1/state.proto\x12\trelevo.v1\x1a\x16relevo/v1/common.proto\"\'\n\x11WatchStateRequest\x12\x12\n\ningress_id\x18\x01 \x01(\t\"\xbc\x05\n\x12WatchStateResponse\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.relevo.v1.WatchStateResponse.HelloH\x00\x12\x45\n\x0esnapshot_chunk\x18\x02 \x01(\x0b\x32+.relevo.v1.WatchStateResponse.SnapshotChunkH\x00\x12\x41\n\x0c\x62lock_events\x18\x03 \x01(\x0b\x32).relevo.v1.WatchStateResponse.BlockEventsH\x00\x12%\n\x04load\x18\x04 \x01(\x0b\x32\x15.relevo.v1.WorkerLoadH\x00\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\r\n\x05spans\x18\x06 \x01(\x0c\x1a\x9c\x02\n\x05Hello\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12#\n\x06layout\x18\x02 \x01(\x0b\x32\x13.relevo.v1.KVLayout\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x04 \x01(\x05\x12\x15\n\rmax_model_len\x18\x05 \x01(\x05\x12\x15\n\rnum_kv_blocks\x18\x06 \x01(\x05\x12\x11\n\thash_root\x18\x07 \x01(\x0c\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\x05\x12\x1a\n\x12kv_bytes_per_token\x18\t \x01(\x03\x12\'\n\x06memory\x18\n \x01(\x0b\x32\x17.relevo.v1.MemoryReport\x1a\x33\n\rSnapshotChunk\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\x1a?\n\x0b\x42lockEvents\x12\x0f\n\x07\x63leared\x18\x01 \x01(\x08\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\x12\x0e\n\x06stored\x18\x03 \x03(\x0c\x42\t\n\x07message\"f\n\x0cMemoryReport\x12\x15\n\rweights_bytes\x18\x01 \x01(\x03\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x03\x12\x14\n\x0c\x62uffer_bytes\x18\x03 \x01(\x03\x12\x17\n\x0fmax_concurrency\x18\x04 \x01(\x05\"k\n\x0b\x42lockCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\x05\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x05\x12\x0c\n\x04used\x18\x03 \x01(\x05\x12\x0c\n\x04held\x18\x04 \x01(\x05\x12\x13\n\x0bquarantined\x18\x05 \x01(\x05\x12\r\n\x05total\x18\x06 \x01(\x05\"\xd8\x01\n\nLinkStatus\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x18\n\x10peer_incarnation\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x1d\n\x15\x62\x61ndwidth_bytes_per_s\x18\x07 \x01(\x01\x12\x11\n\tlatency_s\x18\x08 \x01(\x01\x12\x14\n\x0cqueued_bytes\x18\t \x01(\x03\x12\x13\n\x0bmoved_bytes\x18\n \x01(\x03\"\x8f\x01\n\x0cMetricSample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x33\n\x06labels\x18\x02 \x03(\x0b\x32#.relevo.v1.MetricSample.LabelsEntry\x12\r\n\x05value\x18\x03 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb7\x03\n\nWorkerLoad\x12\r\n\x05state\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\x05\x12\x18\n\x10num_transferring\x18\x04 \x01(\x05\x12#\n\x1bnum_waiting_uncached_tokens\x18\x05 \x01(\x03\x12&\n\x06\x62locks\x18\x06 \x01(\x0b\x32\x16.relevo.v1.BlockCounts\x12\x1c\n\x14prefill_tokens_per_s\x18\x07 \x01(\x01\x12\x0e\n\x06step_s\x18\x08 \x01(\x01\x12\x17\n\x0fheartbeat_age_s\x18\t \x01(\x01\x12\x18\n\x10predicted_step_s\x18\n \x01(\x01\x12$\n\x05links\x18\x0b \x03(\x0b\x32\x15.relevo.v1.LinkStatus\x12(\n\x07metrics\x18\x0c \x03(\x0b\x32\x17.relevo.v1.MetricSample\x12\x0b\n\x03pid\x18\r \x01(\x05\x12\x0f\n\x07node_id\x18\x0e \x01(\t\x12\x11\n\trequest_s\x18\x0f \x01(\x01\x12\x12\n\nkv_token_s\x18\x10 \x01(\x01\x12\x13\n\x0brates_age_s\x18\x11 \x01(\x01\x32\\\n\rWorkerService\x12K\n\nWatchState\x12\x1c.relevo.v1.WatchStateRequest\x1a\x1d.relevo.v1.WatchStateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15relevo/v1/state.proto\x12\trelevo.v1\x1a\x16relevo/v1/common.proto\"\'\n\x11WatchStateRequest\x12\x12\n\ningress_id\x18\x01 \x01(\t\"\xd3\x05\n\x12WatchStateResponse\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.relevo.v1.WatchStateResponse.HelloH\x00\x12\x45\n\x0esnapshot_chunk\x18\x02 \x01(\x0b\x32+.relevo.v1.WatchStateResponse.SnapshotChunkH\x00\x12\x41\n\x0c\x62lock_events\x18\x03 \x01(\x0b\x32).relevo.v1.WatchStateResponse.BlockEventsH\x00\x12%\n\x04load\x18\x04 \x01(\x0b\x32\x15.relevo.v1.WorkerLoadH\x00\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\r\n\x05spans\x18\x06 \x01(\x0c\x1a\xb3\x02\n\x05Hello\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.relevo.v1.WorkerRef\x12#\n\x06layout\x18\x02 \x01(\x0b\x32\x13.relevo.v1.KVLayout\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x04 \x01(\x05\x12\x15\n\rmax_model_len\x18\x05 \x01(\x05\x12\x15\n\rnum_kv_blocks\x18\x06 \x01(\x05\x12\x11\n\thash_root\x18\x07 \x01(\x0c\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\x05\x12\x1a\n\x12kv_bytes_per_token\x18\t \x01(\x03\x12\'\n\x06memory\x18\n \x01(\x0b\x32\x17.relevo.v1.MemoryReport\x12\x15\n\reos_token_ids\x18\x0b \x03(\x05\x1a\x33\n\rSnapshotChunk\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\x1a?\n\x0b\x42lockEvents\x12\x0f\n\x07\x63leared\x18\x01 \x01(\x08\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\x12\x0e\n\x06stored\x18\x03 \x03(\x0c\x42\t\n\x07message\"f\n\x0cMemoryReport\x12\x15\n\rweights_bytes\x18\x01 \x01(\x03\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x03\x12\x14\n\x0c\x62uffer_bytes\x18\x03 \x01(\x03\x12\x17\n\x0fmax_concurrency\x18\x04 \x01(\x05\"k\n\x0b\x42lockCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\x05\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x05\x12\x0c\n\x04used\x18\x03 \x01(\x05\x12\x0c\n\x04held\x18\x04 \x01(\x05\x12\x13\n\x0bquarantined\x18\x05 \x01(\x05\x12\r\n\x05total\x18\x06 \x01(\x05\"\xd8\x01\n\nLinkStatus\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x18\n\x10peer_incarnation\x18\x02 \x01(\x04\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x1d\n\x15\x62\x61ndwidth_bytes_per_s\x18\x07 \x01(\x01\x12\x11\n\tlatency_s\x18\x08 \x01(\x01\x12\x14\n\x0cqueued_bytes\x18\t \x01(\x03\x12\x13\n\x0bmoved_bytes\x18\n \x01(\x03\"\x8f\x01\n\x0cMetricSample\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x33\n\x06labels\x18\x02 \x03(\x0b\x32#.relevo.v1.MetricSample.LabelsEntry\x12\r\n\x05value\x18\x03 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb7\x03\n\nWorkerLoad\x12\r\n\x05state\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\x05\x12\x18\n\x10num_transferring\x18\x04 \x01(\x05\x12#\n\x1bnum_waiting_uncached_tokens\x18\x05 \x01(\x03\x12&\n\x06\x62locks\x18\x06 \x01(\x0b\x32\x16.relevo.v1.BlockCounts\x12\x1c\n\x14prefill_tokens_per_s\x18\x07 \x01(\x01\x12\x0e\n\x06step_s\x18\x08 \x01(\x01\x12\x17\n\x0fheartbeat_age_s\x18\t \x01(\x01\x12\x18\n\x10predicted_step_s\x18\n \x01(\x01\x12$\n\x05links\x18\x0b \x03(\x0b\x32\x15.relevo.v1.LinkStatus\x12(\n\x07metrics\x18\x0c \x03(\x0b\x32\x17.relevo.v1.MetricSample\x12\x0b\n\x03pid\x18\r \x01(\x05\x12\x0f\n\x07node_id\x18\x0e \x01(\t\x12\x11\n\trequest_s\x18\x0f \x01(\x01\x12\x12\n\nkv_token_s\x18\x10 \x01(\x01\x12\x13\n\x0brates_age_s\x18\x11 \x01(\x01\x32\\\n\rWorkerService\x12K\n\nWatchState\x12\x1c.relevo.v1.WatchStateRequest\x1a\x1d.relevo.v1.WatchStateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,25 +37,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHSTATEREQUEST']._serialized_start=60
   _globals['_WATCHSTATEREQUEST']._serialized_end=99
   _globals['_WATCHSTATERESPONSE']._serialized_start=102
-  _globals['_WATCHSTATERESPONSE']._serialized_end=802
+  _globals['_WATCHSTATERESPONSE']._serialized_end=825
   _globals['_WATCHSTATERESPONSE_HELLO']._serialized_start=389
-  _globals['_WATCHSTATERESPONSE_HELLO']._serialized_end=673
-  _globals['_WATCHSTATERESPONSE_SNAPSHOTCHUNK']._serialized_start=675
-  _globals['_WATCHSTATERESPONSE_SNAPSHOTCHUNK']._serialized_end=726
-  _globals['_WATCHSTATERESPONSE_BLOCKEVENTS']._serialized_start=728
-  _globals['_WATCHSTATERESPONSE_BLOCKEVENTS']._serialized_end=791
-  _globals['_MEMORYREPORT']._serialized_start=804
-  _globals['_MEMORYREPORT']._serialized_end=906
-  _globals['_BLOCKCOUNTS']._serialized_start=908
-  _globals['_BLOCKCOUNTS']._serialized_end=1015
-  _globals['_LINKSTATUS']._serialized_start=1018
-  _globals['_LINKSTATUS']._serialized_end=1234
-  _globals['_METRICSAMPLE']._serialized_start=1237
-  _globals['_METRICSAMPLE']._serialized_end=1380
-  _globals['_METRICSAMPLE_LABELSENTRY']._serialized_start=1335
-  _globals['_METRICSAMPLE_LABELSENTRY']._serialized_end=1380
-  _globals['_WORKERLOAD']._serialized_start=1383
-  _globals['_WORKERLOAD']._serialized_end=1822
-  _globals['_WORKERSERVICE']._serialized_start=1824
-  _globals['_WORKERSERVICE']._serialized_end=1916
+  _globals['_WATCHSTATERESPONSE_HELLO']._serialized_end=696
+  _globals['_WATCHSTATERESPONSE_SNAPSHOTCHUNK']._serialized_start=698
+  _globals['_WATCHSTATERESPONSE_SNAPSHOTCHUNK']._serialized_end=749
+  _globals['_WATCHSTATERESPONSE_BLOCKEVENTS']._serialized_start=751
+  _globals['_WATCHSTATERESPONSE_BLOCKEVENTS']._serialized_end=814
+  _globals['_MEMORYREPORT']._serialized_start=827
+  _globals['_MEMORYREPORT']._serialized_end=929
+  _globals['_BLOCKCOUNTS']._serialized_start=931
+  _globals['_BLOCKCOUNTS']._serialized_end=1038
+  _globals['_LINKSTATUS']._serialized_start=1041
+  _globals['_LINKSTATUS']._serialized_end=1257
+  _globals['_METRICSAMPLE']._serialized_start=1260
+  _globals['_METRICSAMPLE']._serialized_end=1403
+  _globals['_METRICSAMPLE_LABELSENTRY']._serialized_start=1358
+  _globals['_METRICSAMPLE_LABELSENTRY']._serialized_end=1403
+  _globals['_WORKERLOAD']._serialized_start=1406
+  _globals['_WORKERLOAD']._serialized_end=1845
+  _globals['_WORKERSERVICE']._serialized_start=1847
+  _globals['_WORKERSERVICE']._serialized_end=1939
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,7 @@ class WatchStateRequest(_message.Message):
 class WatchStateResponse(_message.Message):
     __slots__ = ("hello", "snapshot_chunk", "block_events", "load", "sequence", "spans")
     class Hello(_message.Message):
-        __slots__ = ("worker", "layout", "pool", "max_num_seqs", "max_model_len", "num_kv_blocks", "hash_root", "max_num_batched_tokens", "kv_bytes_per_token", "memory")
+        __slots__ = ("worker", "layout", "pool", "max_num_seqs", "max_model_len", "num_kv_blocks", "hash_root", "max_num_batched_tokens", "kv_bytes_per_token", "memory", "eos_token_ids")
         WORKER_FIELD_NUMBER: _ClassVar[int]
         LAYOUT_FIELD_NUMBER: _ClassVar[int]
         POOL_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class WatchStateResponse(_message.Message):
         MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
         KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
         MEMORY_FIELD_NUMBER: _ClassVar[int]
+        EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
         worker: _common_pb2.WorkerRef
         layout: _common_pb2.KVLayout
         pool: str
@@ -37,7 +38,8 @@ class WatchStateResponse(_message.Message):
         max_num_batched_tokens: int
         kv_bytes_per_token: int
         memory: MemoryReport
-        def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., pool: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., hash_root: _Optional[bytes] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
+        eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., pool: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., hash_root: _Optional[bytes] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
     class SnapshotChunk(_message.Message):
         __slots__ = ("block_hashes", "last")
         BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]

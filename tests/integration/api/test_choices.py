@@ -217,3 +217,13 @@ async def test_a_client_that_leaves_closes_all_choices(site: Site) -> None:
     [left] = site.router.generations
     await left.closed.wait()
     assert site.ingress.serving.num_running == 0
+
+
+async def test_more_prompts_than_can_ever_be_held_are_a_400(site: Site) -> None:
+    site.router.places = 40
+    body = {"model": "tiny", "prompt": ["hi"] * 11, "n": 4}
+    error = (await post(site, COMPLETION_PATH, body, 400))["error"]
+    assert error["param"] == "prompt"
+    assert "11 entries of 4 choices each, but at most 10" in error["message"]
+    assert site.router.generations == []
+    await post(site, COMPLETION_PATH, {**body, "prompt": ["hi"] * 10})

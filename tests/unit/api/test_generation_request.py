@@ -12,6 +12,7 @@ LIMITS = Limits(
     vocab_size=320,
     encode_word=lambda text: [3 + ord(letter) % 300 for letter in text],
     max_num_seqs=16,
+    eos_token_ids=(2, 5),
 )
 PROMPT = list(range(8))
 MAX_INT64 = 2**63 - 1
@@ -276,6 +277,9 @@ def test_an_echo_with_logprobs_needs_those_of_the_prompt() -> None:
         {"allowed_token_ids": [9], "stop_token_ids": [9], "min_tokens": 1},
         {"allowed_token_ids": [100], "bad_words": ["a"]},
         {"allowed_token_ids": [100, 9], "bad_words": ["a"], "stop_token_ids": [9], "min_tokens": 1},
+        {"allowed_token_ids": [2], "min_tokens": 1},  # nothing but ends of text
+        {"allowed_token_ids": [5, 9, 2], "stop_token_ids": [9], "min_tokens": 1},
+        {"allowed_token_ids": [2, 100], "bad_words": ["a"], "min_tokens": 1},
     ],
 )
 def test_allowed_tokens_that_others_forbid_are_refused(values: dict[str, object]) -> None:
@@ -283,8 +287,12 @@ def test_allowed_tokens_that_others_forbid_are_refused(values: dict[str, object]
 
 
 def test_allowed_tokens_may_overlap_with_forbidden_ones() -> None:
-    values = {"allowed_token_ids": [100, 9], "bad_words": ["a", "bc"], "stop_token_ids": [9]}
-    validate(values, token_ids=PROMPT, limits=LIMITS)
+    for values in (
+        {"allowed_token_ids": [100, 9], "bad_words": ["a", "bc"], "stop_token_ids": [9]},
+        {"allowed_token_ids": [2, 5]},  # the text ends at once, as was asked for
+        {"allowed_token_ids": [2], "min_tokens": 3, "ignore_eos": True},
+    ):
+        validate(values, token_ids=PROMPT, limits=LIMITS)
 
 
 @pytest.mark.parametrize(

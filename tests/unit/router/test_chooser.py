@@ -21,9 +21,13 @@ def chooser(fleet: FakeFleet, clock: FakeClock | None = None, seed: int = 1) -> 
     return Chooser(fleet, policy, rng=rng, now=clock or FakeClock())
 
 
-def prompt(num_tokens: int = 64, salt: str = "", session_key: str = "") -> Prompt:
+def prompt(num_tokens: int = 64, salt: str = "", session_key: str = "", **more: bool) -> Prompt:
     return Prompt(
-        list(range(num_tokens)), cache_salt=salt, num_output_tokens=10, session_key=session_key
+        list(range(num_tokens)),
+        cache_salt=salt,
+        num_output_tokens=10,
+        session_key=session_key,
+        **more,
     )
 
 
@@ -53,6 +57,20 @@ def test_what_a_worker_told_is_no_work_and_needs_no_prediction() -> None:
     take(chooser(fleet), prompt())
     assert fleet.picks[prefill().key] == [Pending(num_requests=1, num_tokens=16)]
     assert fleet.indexes[PREFILL].num_predictions == 1
+
+
+def test_a_prompt_that_skips_caches_has_all_its_work_before_it() -> None:
+    warm, cold = prefill(0, num_waiting_uncached_tokens=8), prefill(1)
+    fleet = FakeFleet(warm, cold, decode(peers=2))
+    names = prompt().block_names(warm.scheme)
+    fleet.indexes[PREFILL].store(warm.key, names)
+    fleet.indexes[DECODE].store(decode().key, names)
+    assert take(chooser(fleet), prompt()).decision.chosen.choice.prefill == warm
+    pick = take(chooser(fleet), prompt(skips_cache=True))
+    assert pick.decision.chosen.choice.prefill == cold
+    assert pick.num_predicted_tokens == 0
+    assert fleet.picks[cold.key] == [Pending(num_requests=1, num_tokens=64)]
+    assert fleet.indexes[PREFILL].num_predictions == len(names)  # others will find it there
 
 
 def test_a_decode_worker_alone_carries_the_computation() -> None:

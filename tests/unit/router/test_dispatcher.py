@@ -139,3 +139,14 @@ def test_the_bound_of_the_queue_is_configured_or_follows_the_workers() -> None:
     workers = FakeWorkers(prefill(), decode())
     assert dispatcher(workers).max_waiting() == 32
     assert dispatcher(workers, max_waiting_requests=0).max_waiting() == 0
+
+
+def test_what_could_be_held_at_once_does_not_shrink_with_lost_workers() -> None:
+    workers = FakeWorkers(prefill(), decode(0, max_num_seqs=3), decode(1, max_num_seqs=8))
+    subject = dispatcher(workers, max_waiting_requests=5)
+    assert subject.max_requests(1) == 2 * 3 + 2 * 8 + 5
+    # A worker is full from two batches on: it may be given one that reaches beyond.
+    assert subject.max_requests(4) == 2 + 4 + 5
+    workers.fleet.current.pop()
+    subject.workers_changed()
+    assert subject.max_requests(4) == 2 + 4 + 5
