@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 from api.choice_text import ChoiceText, TextDelta
 from api.detokenizer import DetokenizerFactory
-from api.errors import ApiError, Verdict
+from api.errors import ApiError, Verdict, invalid
 from api.generation_request import GenerationRequest
 from api.upstream import UpstreamGeneration
 from faults.plan import fault_point_async
+from router.errors import InvalidRequest, NeverFits
 from router.report import RequestReport
 from router.request import FinishReason, TokenBatch
 
@@ -39,6 +40,7 @@ class TextStream:
             for choice_index in range(request.num_choices)
         ]
         self._num_shown = request.num_shown_choices
+        self._structured_output = request.structured_output
         self._open_choices = set(range(request.num_choices))
         self._request_label = request_label
         self._generation = generation
@@ -116,3 +118,11 @@ class TextStream:
             if self._abort_error is not None:
                 raise self._abort_error from None
             raise ApiError(Verdict.FAILED, "The generation ended without a finish reason") from None
+        except NeverFits:
+            raise
+        except InvalidRequest as error:
+            if self._structured_output is None:
+                raise
+            # All else was judged at the door; how far a grammar leads is known on the way only.
+            field = self._structured_output.field
+            raise invalid(f"{field} cannot be enforced: {error}", field) from error

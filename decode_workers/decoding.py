@@ -39,7 +39,8 @@ from kv_transfer.control import (
 from kv_transfer.link_dialer import LinkDialer
 from kv_transfer.receiver import KVReceiver, Received, ReceiveOrder
 from rpc.admission import Admission, Leg
-from rpc.errors import RequestFailedError, TransferLostError, WorkerUnavailableError
+from rpc.engine_request import error_of
+from rpc.errors import TransferLostError, WorkerUnavailableError
 from rpc.worker_metrics import WorkerMetrics
 from telemetry import metrics, tracing
 
@@ -278,7 +279,7 @@ class Decoding:
     def _raise_on_failure(self, output: RequestOutput) -> None:
         is_ours = self._engine_loop.failure is None
         if output.finish_reason is FinishReason.ERROR and is_ours:
-            raise RequestFailedError(output.error or "the engine failed the request")
+            raise error_of(output)
         if output.finish_reason in {FinishReason.ERROR, FinishReason.ABORT}:
             # The engine ends, and with it all that it runs: others can go on with this request.
             raise WorkerUnavailableError(output.error or "the worker stops")

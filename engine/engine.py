@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -284,7 +285,8 @@ class Engine:
     def _apply(self, result: RowResult, ended_at_s: float) -> list[RequestOutput]:
         request = result.entry.request
         if result.error is not None:
-            return self._requests.fail(request, result.error)
+            failed = self._requests.fail(request, result.error)
+            return [replace(output, is_refused=result.is_refused) for output in failed]
         self._scheduler.update(result.entry)
         if result.prompt_logprobs is not None:
             # Before it forks: its choices must not tell them again.

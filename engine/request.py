@@ -163,6 +163,7 @@ class RequestOutput:
     num_preemptions: int = 0  # of this choice so far
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with FinishReason.ERROR
+    is_refused: bool = False  # with an error: no worker could do what it asks for
     timings: RequestTimings | None = None  # set with the first token and at the end
     logprobs: tuple[TokenLogprobs, ...] = ()  # of token_ids, when they are wanted
     prompt_logprobs: PromptLogprobs | None = None  # what this step found out of the prompt

@@ -16,6 +16,7 @@ from engine.sampling.rows import RowMaker, SamplingRow
 from engine.sampling.sampler import sample
 from engine.schedule import Schedule, ScheduledRequest
 from engine.token_logprobs import PromptLogprobs, TokenLogprobs
+from engine.token_mask import TokenMaskError
 from faults.plan import fault_point
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class RowResult:
     entry: ScheduledRequest
     token_ids: tuple[int, ...] = ()  # one of each of its choices, when it sampled
     error: str | None = None  # set when this request failed, and it alone
+    is_refused: bool = False  # with an error: what it asks for cannot be done
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, when wanted
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -66,32 +68,39 @@ def _sample(
     logprobs = _output_logprobs(rows, logits, token_ids)
     results: dict[int, RowResult] = {}
     numbers = iter(range(len(rows)))
-    for entry, (own_rows, error) in zip(entries, made, strict=True):
+    for entry, (own_rows, failure) in zip(entries, made, strict=True):
         own = list(islice(numbers, len(own_rows)))
         usable = tuple(token_id for n in own if (token_id := token_ids[n]) is not None)
         row_error = next((errors[n] for n in own if n in errors), None)
+        not_finite = "logits are not finite" if len(usable) < len(own) else None
         results[id(entry)] = RowResult(
             entry=entry,
             token_ids=usable,
-            error=error
-            or row_error
-            or ("logits are not finite" if len(usable) < len(own) else None),
+            error=_describe(failure) or row_error or not_finite,
+            is_refused=isinstance(failure, TokenMaskError),
             logprobs=tuple(logprobs[n] for n in own if n in logprobs),
         )
     return results
 
 
-def _make_rows(request: Request, row_maker: RowMaker) -> tuple[list[SamplingRow], str | None]:
+def _make_rows(request: Request, row_maker: RowMaker) -> tuple[list[SamplingRow], Exception | None]:
     """The boundary around one request's rows, one a choice: what fails here fails it alone."""
     try:
         verdict = fault_point("sample", request_label=request.request_label)
         row = row_maker.make(request)
     except Exception as error:
-        logger.exception("sampling for request %s failed", request.request_id)
+        if isinstance(error, TokenMaskError):
+            logger.info("request %s cannot go on: %s", request.request_id, error)
+        else:
+            logger.exception("sampling for request %s failed", request.request_id)
         plain = SamplingRow(params=request.sampling_params, position=request.num_tokens)
-        return [plain] * request.num_choices, f"{type(error).__name__}: {error}"
+        return [plain] * request.num_choices, error
     others = [replace(row, choice_index=choice_index) for choice_index in request.choices[1:]]
-    return [row, *others], f"fault at sample: {verdict}" if verdict else None
+    return [row, *others], RuntimeError(f"fault at sample: {verdict}") if verdict else None
+
+
+def _describe(failure: Exception | None) -> str | None:
+    return None if failure is None else f"{type(failure).__name__}: {failure}"
 
 
 def _sample_rows(

@@ -7,6 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 
+class TokenMaskError(ValueError):
+    """A request's own grammar does not let it go on, here or on any other worker."""
+
+
 class TokenMask(Protocol):
     """One request's way through its grammar; used by one thread at a time."""
 

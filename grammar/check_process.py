@@ -7,6 +7,7 @@ grammar takes too much time or memory; its parent starts another.
 
 import argparse
 import json
+import os
 import resource
 import signal
 import sys
@@ -14,9 +15,12 @@ import sys
 from grammar.compiler import GrammarCompiler
 from grammar.grammar import Grammar, GrammarError, GrammarKind
 from grammar.stack import deep_executor
-from grammar.vocabulary import load_vocabulary
+from grammar.trial import try_out
+from grammar.vocabulary import Vocabulary, load_vocabulary
 
-_MEMORY_LIMIT_BYTES = 2 * 1024**3  # above what the process has when it is ready
+# Above what the process has when it is ready. The workers keep what was compiled, so this is small.
+_MEMORY_LIMIT_BYTES = 512 * 1024**2
+_NICENESS = 10  # nobody's tokens wait for a verdict
 
 
 def main(argv: list[str]) -> int:
@@ -27,8 +31,10 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     # It ends with its parent, which closes its input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
     try:
-        compiler = GrammarCompiler(load_vocabulary(arguments.path))
+        vocabulary = load_vocabulary(arguments.path)
+        compiler = GrammarCompiler(vocabulary)
     except (OSError, ValueError) as error:
         _answer(str(error))
         return 2
@@ -39,7 +45,7 @@ def main(argv: list[str]) -> int:
         question = json.loads(line)
         # Counts the time of all threads and ends the process, whatever the library is in.
         signal.setitimer(signal.ITIMER_PROF, arguments.limit_s)
-        reason = executor.submit(_check, compiler, question).result()
+        reason = executor.submit(_check, compiler, vocabulary, question).result()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         _answer(reason)
     return 0
@@ -50,9 +56,12 @@ def _answer(error: str | None) -> None:
     sys.stdout.flush()
 
 
-def _check(compiler: GrammarCompiler, question: dict[str, str]) -> str | None:
+def _check(
+    compiler: GrammarCompiler, vocabulary: Vocabulary, question: dict[str, str]
+) -> str | None:
+    grammar = Grammar(kind=GrammarKind(question["kind"]), text=question["text"])
     try:
-        compiler.compile(Grammar(kind=GrammarKind(question["kind"]), text=question["text"]))
+        try_out(compiler.compile(grammar), vocabulary.eos_token_ids)
     except GrammarError as error:
         return str(error)
     return None

@@ -10,6 +10,8 @@ from collections import OrderedDict
 
 from grammar.grammar import MAX_COMPILE_S, MAX_GRAMMAR_BYTES, Grammar, GrammarError
 
+Answer = dict[str, str | None]
+
 MAX_VERDICTS = 256
 MAX_WAITING = 16
 _START_LIMIT_S = 60.0  # a busy machine reads a large vocabulary
@@ -17,6 +19,10 @@ _END_LIMIT_S = 5.0  # from the end of its output to its own
 _WALL_LIMIT_FACTOR = 5  # of processor time, which a busy machine stretches
 # JSON writes one byte as up to six.
 _LINE_LIMIT_BYTES = 8 * MAX_GRAMMAR_BYTES
+
+
+class CheckerDiedError(Exception):
+    """No fault of any grammar: the process does not come up."""
 
 
 class CheckerBusyError(Exception):
@@ -62,37 +68,48 @@ class GrammarChecker:
         await self._end()
 
     async def _judge(self, grammar: Grammar) -> str | None:
+        question = json.dumps({"kind": grammar.kind.value, "text": grammar.text})
+        too_slow = f"it takes more than {self._limit_s:g} s to compile; make it simpler"
+        status, was_asked = None, False
         async with self._turn:
-            try:
-                if self._process is None and (reason := await self._start()) is not None:
-                    return f"no grammar is served for this model: {reason}"
-                question = json.dumps({"kind": grammar.kind.value, "text": grammar.text})
-                answer = await self._ask(question, limit_s=_WALL_LIMIT_FACTOR * self._limit_s)
-            except BaseException:
-                await self._end()
-                raise
-            if answer is not None:
-                return answer["error"]
-            process = await self._end()
-            assert process is not None
-            if process.returncode in {-signal.SIGPROF, -signal.SIGKILL}:
-                return f"it takes more than {self._limit_s:g} s to compile; make it simpler"
-            return "it is too complex to compile; make it smaller or less nested"
+            # A process may end for reasons of its own, even twice, but not twice over one grammar.
+            for _ in range(2):
+                answer: Answer | None = {"error": None}
+                try:
+                    if self._process is None:
+                        answer = await self._start()
+                    if answer is not None and (reason := answer["error"]) is not None:
+                        await self._end()
+                        return f"no grammar is served for this model: {reason}"
+                    if answer is not None:
+                        was_asked = True
+                        limit_s = _WALL_LIMIT_FACTOR * self._limit_s
+                        answer = await self._ask(question, limit_s=limit_s)
+                except BaseException:
+                    await self._end()
+                    raise
+                if answer is not None:
+                    return answer["error"]
+                status = await self._end()
+                if status == -signal.SIGPROF:
+                    return too_slow
+        if not was_asked:
+            raise CheckerDiedError(f"the process that judges grammars ends at its start: {status}")
+        if status == -signal.SIGKILL:
+            return too_slow
+        return "it is too complex to compile; make it smaller or less nested"
 
-    async def _start(self) -> str | None:
-        """Make the process; why it cannot serve this model, or None when it is ready."""
+    async def _start(self) -> Answer | None:
+        """Make the process; what it says when it is ready, None when it came to its end instead."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "grammar.check_process", *self._arguments),
             stdin=PIPE,
             stdout=PIPE,
             limit=_LINE_LIMIT_BYTES,
         )
-        answer = await self._ask("", limit_s=_START_LIMIT_S)
-        if answer is None or answer["error"] is not None:
-            await self._end()
-        return "its tokenizer cannot be read" if answer is None else answer["error"]
+        return await self._ask("", limit_s=_START_LIMIT_S)
 
-    async def _ask(self, question: str, *, limit_s: float) -> dict[str, str | None] | None:
+    async def _ask(self, question: str, *, limit_s: float) -> Answer | None:
         """The next answer; None when the process came to its end instead."""
         process = self._process
         assert process is not None
@@ -105,17 +122,18 @@ class GrammarChecker:
                 line = await process.stdout.readline()
         except (TimeoutError, ConnectionError):
             return None
-        answer: dict[str, str | None] | None = json.loads(line) if line else None
+        answer: Answer | None = json.loads(line) if line else None
         return answer
 
-    async def _end(self) -> Process | None:
+    async def _end(self) -> int | None:
+        """End the process; how it ended, None when there was none."""
         process, self._process = self._process, None
-        if process is not None:
-            await _wait_for_end(process)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        return process
+        if process is None:
+            return None
+        await _wait_for_end(process)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
 
     def _keep(
         self, grammar: Grammar, task: "asyncio.Task[str | None]"

@@ -4,6 +4,7 @@ The library refuses what it cannot enforce; nothing here makes it lenient.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from grammar.grammar import Grammar, GrammarError, GrammarKind
 from grammar.vocabulary import Vocabulary
 
 _MAX_REASON_CHARACTERS = 400
+# Of the place of a fault: lines with their number before them, marks under them.
+_DRAWING = re.compile(r"<non-verbose/>|\^+|(\d+ *)?\|.*|-+>.*")
 # All of them, so that no schema can set its own through "x-guidance".
 _JSON_OPTIONS: dict[str, Any] = {
     "lenient": False,
@@ -79,6 +82,7 @@ class GrammarCompiler:
             n_vocab=max(self._vocab_size, num_known),
             eos_token=list(vocabulary.eos_token_ids),
         )
+        # All others as the library has them: they bound one mask to some 0.2 s.
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
@@ -118,8 +122,10 @@ def _to_library(grammar: Grammar) -> str:
                 return llguidance.LLMatcher.grammar_from_lark(f"start: {choices}")
             case GrammarKind.CFG:
                 return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+    except RecursionError as error:
+        raise GrammarError("it is nested too deeply") from error
     except Exception as error:  # the converter of GBNF raises bare ones
-        raise GrammarError(_first_lines(str(error)) or type(error).__name__) from error
+        raise GrammarError(_first_lines(str(error))) from error
 
 
 def _literal(text: str) -> str:
@@ -139,6 +145,6 @@ def _num_tokens(tokenizer_json: str) -> int:
 
 def _first_lines(text: str) -> str:
     """What of a message of the library helps: not its drawing of the place."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and "|" not in line]
-    lines = [line for line in lines if line != "<non-verbose/>" and set(line) != {"^"}]
-    return "; ".join(lines)[:_MAX_REASON_CHARACTERS]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if not _DRAWING.fullmatch(line)]
+    return "; ".join(told or lines or ["it cannot be compiled"])[:_MAX_REASON_CHARACTERS]

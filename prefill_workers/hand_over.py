@@ -32,7 +32,8 @@ from kv_transfer.sender import KVSender
 from kv_transfer.sender_state import SenderOrder
 from prefill_workers.trace import PrefillTrace
 from rpc.admission import Admission, Leg
-from rpc.errors import RequestFailedError, TransferLostError, WorkerUnavailableError
+from rpc.engine_request import error_of
+from rpc.errors import TransferLostError, WorkerUnavailableError
 from telemetry import tracing
 
 
@@ -196,7 +197,7 @@ class HandOver:
         if self._engine_loop.failure is not None:
             raise WorkerUnavailableError(output.error or "the engine has failed")
         if output.finish_reason is FinishReason.ERROR:
-            raise RequestFailedError(output.error or "the engine failed the request")
+            raise error_of(output)
         raise TransferLostError("the transfer was given up before its prompt was computed")
 
     def _announce(

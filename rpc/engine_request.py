@@ -9,7 +9,7 @@ from relevo.v1 import common_pb2
 
 from engine.request import FinishReason, Request, RequestOutput, RequestTimings
 from engine.sampling.params import SamplingParams
-from rpc.errors import InvalidRequestError
+from rpc.errors import InvalidRequestError, RequestFailedError, WorkerError
 from rpc.logprobs import logprobs_to_proto
 
 _FINISH_REASONS: Final = {
@@ -144,3 +144,9 @@ def timings_to_proto(timings: RequestTimings) -> common_pb2.WorkerTimings:
         slot_wait_s=timings.slot_wait_s,
         first_decode_s=timings.first_decode_s,
     )
+
+
+def error_of(output: RequestOutput) -> WorkerError:
+    """Return what the caller is told of an output that is an error."""
+    text = output.error or "the engine failed the request"
+    return InvalidRequestError(text) if output.is_refused else RequestFailedError(text)

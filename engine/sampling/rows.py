@@ -15,6 +15,7 @@ from engine.sampling.masks import mask_of
 from engine.sampling.params import SamplingParams
 from engine.sampling.penalties import TokenCounts
 from engine.stopping import banned_token_ids
+from engine.token_mask import TokenMaskError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,5 +90,5 @@ class RowMaker:
         if prepared.mask is not None:
             mask = mask & prepared.mask
             if not bool(mask.any()):
-                raise ValueError("allowed_token_ids has no token that its grammar allows")
+                raise TokenMaskError("allowed_token_ids has no token that its grammar allows")
         return mask

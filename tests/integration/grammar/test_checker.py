@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grammar import checker
-from grammar.checker import CheckerBusyError, GrammarChecker
+from grammar.checker import Answer, CheckerBusyError, CheckerDiedError, GrammarChecker
 from grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarError, GrammarKind
 from tests.tiny_tokenizer import byte_fallback_backend, write_tokenizer
 
@@ -77,15 +78,64 @@ async def test_each_that_takes_too_long_hears_so(model_path: Path) -> None:
     await made.close()
 
 
-async def test_a_process_that_dies_costs_one_question(grammar_checker: GrammarChecker) -> None:
+@pytest.mark.parametrize("end", [signal.SIGSEGV, signal.SIGKILL])
+async def test_a_process_that_dies_costs_nobody_a_verdict(
+    grammar_checker: GrammarChecker, end: signal.Signals
+) -> None:
     await grammar_checker.check(pattern("a+"))
     process = grammar_checker._process
     assert process is not None
-    process.send_signal(signal.SIGSEGV)
+    process.send_signal(end)
     await process.wait()
-    with pytest.raises(GrammarError, match="too complex"):
-        await grammar_checker.check(pattern("c+"))
-    await grammar_checker.check(pattern("d+"))
+    await grammar_checker.check(pattern("c+"))
+    with pytest.raises(GrammarError, match="regex"):
+        await grammar_checker.check(pattern("(("))
+
+
+async def test_a_process_that_stands_still_is_replaced(model_path: Path) -> None:
+    made = GrammarChecker(str(model_path), limit_s=0.3)
+    await made.check(pattern("a+"))
+    pid = pid_of(made)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    waiting = [asyncio.create_task(made.check(pattern(f"{name}+"))) for name in "bcd"]
+    await asyncio.gather(*waiting)
+    assert pid_of(made) not in {None, pid}
+    await made.close()
+
+
+class PoisonedChecker(GrammarChecker):
+    """Its process ends over one question, and at its start when it is told to."""
+
+    num_ends = 0
+    dies_at_start = False
+
+    async def _ask(self, question: str, *, limit_s: float) -> Answer | None:
+        if "poison" in question or (self.dies_at_start and not question):
+            assert self._process is not None
+            self._process.send_signal(signal.SIGSEGV)
+            self.num_ends += 1
+        return await super()._ask(question, limit_s=limit_s)
+
+
+async def test_who_ends_two_processes_is_too_complex(model_path: Path) -> None:
+    made = PoisonedChecker(str(model_path))
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="too complex"):
+            await made.check(pattern("poison"))
+        assert made.num_ends == 2  # and remembered
+    await made.check(pattern("q+"))
+    await made.close()
+
+
+async def test_a_process_that_does_not_come_up_is_no_verdict(model_path: Path) -> None:
+    made = PoisonedChecker(str(model_path))
+    made.dies_at_start = True
+    with pytest.raises(CheckerDiedError):
+        await made.check(pattern("a+"))
+    made.dies_at_start = False
+    await made.check(pattern("a+"))
+    await made.close()
 
 
 async def test_the_longest_chain_of_rules_fits_the_stack(grammar_checker: GrammarChecker) -> None:

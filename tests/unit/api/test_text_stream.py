@@ -12,8 +12,10 @@ from api.choice_text import TextDelta
 from api.detokenizer import detokenizer_factory
 from api.errors import ApiError, Verdict
 from api.generation_request import GenerationRequest
+from api.structured_output import StructuredOutput
 from api.text_stream import TextStream
-from router.errors import GenerationFailed
+from grammar.grammar import Grammar, GrammarKind
+from router.errors import GenerationFailed, InvalidRequest, NeverFits
 from router.request import FinishReason, RoutedRequest, TokenBatch
 from tests.fake_router import FakeGeneration, Step
 from tests.tiny_tokenizer import byte_level_backend
@@ -37,6 +39,7 @@ class Case:
         stop: tuple[str, ...] = (),
         min_tokens: int = 0,
         num_choices: int = 1,
+        wanted: StructuredOutput | None = None,
     ) -> None:
         routed = RoutedRequest(
             request_id="r", token_ids=[1, 2], sampling=common_pb2.SamplingParams()
@@ -51,6 +54,7 @@ class Case:
                 min_tokens=min_tokens,
                 num_choices=num_choices,
                 num_shown_choices=num_choices,
+                structured_output=wanted,
             ),
             request_id="r",
             request_label="",
@@ -225,3 +229,19 @@ async def test_a_stop_string_ends_its_choice_alone() -> None:
     assert case.generation.ended_choices == [1]
     assert (case.generation.close_reason, case.num_closed) == (FinishReason.STOP, 1)
     assert case.stream.num_tokens == 8
+
+
+async def test_a_grammar_that_leads_nowhere_is_the_client_s_own_fault() -> None:
+    wanted = StructuredOutput(
+        grammar=Grammar(kind=GrammarKind.REGEX, text="a"), field="structured_outputs.regex"
+    )
+    case = Case([TokenBatch(ids_of("a")), InvalidRequest("too costly")], wanted=wanted)
+    with pytest.raises(ApiError) as caught:
+        await case.read()
+    assert caught.value.face.http_status == 400
+    assert caught.value.param == "structured_outputs.regex"
+    assert "too costly" in caught.value.message
+    with pytest.raises(NeverFits):
+        await Case([NeverFits("too long")], wanted=wanted).read()
+    with pytest.raises(InvalidRequest):
+        await Case([InvalidRequest("something else")]).read()

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import jsonschema
@@ -14,9 +15,12 @@ from tokenizers import Tokenizer
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import FinishReason, Request, RequestOutput
+from engine.sampling.grammar_masks import GrammarMasks
+from engine.token_mask import TokenMaskError
 from grammar.compiler import CompiledGrammar, GrammarCompiler
 from grammar.grammar import Grammar, GrammarKind
 from grammar.vocabulary import load_vocabulary
+from tests.fakes import FakeClock
 from tests.schemas import SCHEMAS
 from tests.unit.engine.conftest import (
     BLOCK_SIZE,
@@ -249,6 +253,36 @@ def test_allowed_token_ids_choose_within_the_grammar(
     _, last = serve(make_engine(), request)
     assert last.finish_reason is FinishReason.ERROR
     assert "allowed_token_ids" in str(last.error)
+    assert last.is_refused
+
+
+CONTRADICTIONS: list[dict[str, object]] = [
+    {"min_tokens": MAX_TOKENS, "stop_token_ids": tuple(range(3, 320))},
+    {"bad_words": tuple((token_id,) for token_id in range(3, 320))},
+    {"bad_words": tuple((token_id, other) for token_id in range(40, 60) for other in (95, 96))},
+    {"logit_bias": dict.fromkeys(range(320), -100.0)},
+    {"logit_bias": {EOS: 100.0, 90: 100.0, 300: 100.0}},
+    {"logit_bias": {EOS: -100.0}, "bad_words": ((EOS,),), "min_tokens": MAX_TOKENS},
+    {"repetition_penalty": 100.0, "presence_penalty": 2.0, "frequency_penalty": 2.0},
+    {"top_k": 1, "top_p": 1e-9, "min_p": 1.0, "temperature": 2.0},
+]
+
+
+@pytest.mark.parametrize("number", range(len(CONTRADICTIONS)))
+def test_no_other_wish_leads_an_output_out_of_its_grammar(
+    make_engine: Callable[..., Engine], compiled: Compiled, number: int
+):
+    engine = make_engine(num_kv_blocks=512, max_num_seqs=32)
+    for name in SCHEMAS:
+        engine.add_request(grammar_request(name, compiled, **CONTRADICTIONS[number]))
+    outputs = run(engine)
+    ends = {each.request_id: each for each in outputs if each.finish_reason is not None}
+    for name, tokens in tokens_by_request(outputs).items():
+        assert ends[name].error is None
+        has_end = tokens[-1] == EOS
+        compiled[name].new_mask().advance(tokens[:-1] if has_end else tokens)
+        # A stop token may end it at once; else it goes to its end or to the budget.
+        assert has_end or "stop_token_ids" in CONTRADICTIONS[number] or len(tokens) == MAX_TOKENS
 
 
 class BrokenMask:
@@ -286,7 +320,38 @@ def test_a_mask_that_fails_fails_its_own_request(make_engine: Callable[..., Engi
     ends = {each.request_id: each for each in outputs if each.finish_reason is not None}
     assert ends["bad"].finish_reason is FinishReason.ERROR
     assert "no " in str(ends["bad"].error)
+    # A way that is not there is the grammar's fault; what broke elsewhere is not.
+    assert ends["bad"].is_refused == (where == "advance")
     assert tokens_by_request(outputs)["good"] == alone
+
+
+class CostlyMask(BrokenMask):
+    """Takes its time, on a clock of the test."""
+
+    def __init__(self, clock: FakeClock, cost_s: float) -> None:
+        super().__init__("")
+        self._clock = clock
+        self._cost_s = cost_s
+
+    def allowed_tokens(self) -> npt.NDArray[np.bool_]:
+        self._clock.advance(self._cost_s)
+        return super().allowed_tokens()
+
+
+@pytest.mark.parametrize(("cost_s", "most"), [(0.009, 40), (0.03, 25), (0.2, 2), (9.0, 0)])
+def test_a_grammar_that_slows_its_neighbours_down_is_ended(cost_s: float, most: int):
+    clock = FakeClock()
+    masks = GrammarMasks(now=clock)
+    request = make_request("r", random_prompt(5))
+    request.new_token_mask = lambda: CostlyMask(clock, cost_s)
+    num_masks = 0
+    with pytest.raises(TokenMaskError, match="too costly") if most < 40 else nullcontext():
+        for _ in range(40):
+            masks.start([request])
+            masks.take(request)
+            num_masks += 1
+            request.token_ids.append(5)
+    assert num_masks == most
 
 
 def test_an_output_that_does_not_match_fails_its_request(
