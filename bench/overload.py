@@ -2,9 +2,9 @@
 
     .venv/bin/python -m bench.overload --url http://127.0.0.1:8000 [--seconds 20] [--key KEY]
 
-Two phases against a running ingress, without streaming, each client with one request at a time:
-as many clients as the decode workers take requests at once (saturation), then so many, each coming
-back soon after a refusal, that the offered rate is at least three times what was served before.
+Two phases against a running ingress, without streaming: as many clients as the decode workers take
+requests at once, each with one request at a time (saturation); then requests that come by the
+clock, more than three times as many a second as were served before, whoever is answered (storm).
 Goodput counts the tokens of answers only. Prints one line of JSON: both goodputs and their ratio,
 how much was offered, how fast and with what hint it was refused, what failed in any other way, and
 how long after the storm a lone request took what it took before. Start the ingress with
@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 PROMPT_TOKENS = 24
-# A refused client comes back after this long, give or take a half: far sooner than it is told to.
-COME_BACK_S = 0.2
+STORM_FACTOR = 3.2
 RECOVERED_WITHIN_S = 10.0
 
 
@@ -34,6 +33,8 @@ class Tally:
     answer_s: list[float] = field(default_factory=list)
     refusal_s: list[float] = field(default_factory=list)
     num_tokens: int = 0  # of answers
+    num_offered: int = 0
+    over_s: float = 0.0  # when the last request was sent
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -43,8 +44,8 @@ class Tally:
 
     @property
     def offered(self) -> float:
-        """Requests a second, answered or not."""
-        return (len(self.answer_s) + len(self.refusal_s) + len(self.failures)) / self.seconds
+        """Requests a second, whatever became of them."""
+        return self.num_offered / self.seconds
 
 
 class Load:
@@ -79,8 +80,8 @@ class Load:
         headers = {name.lower(): value for name, _, value in (x.partition(": ") for x in lines)}
         return int(first.split(b" ")[1]), headers, content
 
-    async def ask(self, tally: Tally) -> bool:
-        """Ask for one completion; False when it was refused."""
+    async def ask(self, tally: Tally) -> None:
+        """Ask for one completion."""
         prompt = [self._rng.randrange(3, 300) for _ in range(PROMPT_TOKENS)]
         body = {"model": self.model, "prompt": prompt, "max_tokens": self._num_tokens}
         started_s = time.perf_counter()
@@ -90,47 +91,60 @@ class Load:
             )
         except (OSError, IndexError, ValueError) as error:
             tally.failures.append(repr(error))
-            return True
+            return
         took_s = time.perf_counter() - started_s
         if status == 200:
             tally.answer_s.append(took_s)
             tally.num_tokens += json.loads(content)["usage"]["completion_tokens"]
         elif status == 429 and "retry-after" in headers:
             tally.refusal_s.append(took_s)
-            return False
         else:
             tally.failures.append(f"{status}: {content[:200]!r}")
-        return True
 
-    async def run(self, num_clients: int, seconds: float) -> Tally:
-        """So many clients for so long; what is running at the end is waited for, not counted."""
-        tally, late = Tally(seconds=seconds), Tally()
+    async def saturate(self, num_clients: int, seconds: float) -> Tally:
+        """So many clients, one request after the other."""
+        tally = Tally(seconds=seconds)
         end_s = time.monotonic() + seconds
 
         async def client() -> None:
-            while (now_s := time.monotonic()) < end_s:
-                own = Tally()
-                was_taken = await self.ask(own)
-                into = tally if time.monotonic() < end_s else late
-                into.answer_s += own.answer_s
-                into.refusal_s += own.refusal_s
-                into.failures += own.failures
-                into.num_tokens += own.num_tokens
-                if not was_taken and now_s < end_s:
-                    await asyncio.sleep(COME_BACK_S * (0.5 + self._rng.random()))
+            while time.monotonic() < end_s:
+                await self._ask_until(end_s, tally)
 
         await asyncio.gather(*(client() for _ in range(num_clients)))
-        tally.failures += late.failures
         return tally
 
-    async def recovery_s(self, normal_s: float) -> float:
+    async def storm(self, requests_per_s: float, seconds: float) -> Tally:
+        """Requests by the clock, at random times."""
+        tally = Tally(seconds=seconds)
+        end_s = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as group:
+            due_s = time.monotonic()
+            while due_s < end_s:
+                await asyncio.sleep(due_s - time.monotonic())
+                group.create_task(self._ask_until(end_s, tally))
+                due_s += self._rng.expovariate(requests_per_s)
+            tally.over_s = time.monotonic()
+        return tally
+
+    async def _ask_until(self, end_s: float, tally: Tally) -> None:
+        """Ask; what is answered after the end is no goodput, what fails then still counts."""
+        own = Tally()
+        await self.ask(own)
+        tally.failures += own.failures
+        tally.refusal_s += own.refusal_s
+        if time.monotonic() < end_s:
+            tally.answer_s += own.answer_s
+            tally.num_tokens += own.num_tokens
+        tally.num_offered += 1
+
+    async def recovery_s(self, normal_s: float, *, since_s: float) -> float:
         """How long until a lone request takes what it took in calm times, within a factor of 2."""
-        started_s = time.monotonic()
-        while (waited_s := time.monotonic() - started_s) < RECOVERED_WITHIN_S:
+        while (asked_s := time.monotonic()) < since_s + RECOVERED_WITHIN_S:
             tally = Tally()
-            if await self.ask(tally) and tally.answer_s and tally.answer_s[0] < 2 * normal_s:
-                return waited_s
-        return waited_s
+            await self.ask(tally)
+            if tally.answer_s and tally.answer_s[0] < 2 * normal_s:
+                break
+        return asked_s - since_s
 
 
 async def measure(
@@ -142,17 +156,16 @@ async def measure(
     loads = json.loads((await load.post("/v1/status", None))[2])["workers"]
     num_decode = sum(worker["pool"] == "decode" for worker in loads)
     num_saturating = num_saturating or 8 * num_decode
-    calm = await load.run(1, min(2.0, seconds))
+    calm = await load.saturate(1, min(2.0, seconds))
     normal_s = statistics.median(calm.answer_s)
-    saturated = await load.run(num_saturating, seconds)
-    # Refused clients take COME_BACK_S a try, so this many offer three times the rate and more.
-    served = saturated.offered
-    num_storming = num_saturating + round(3.5 * served * COME_BACK_S * 1.5) + 8
-    storm = await load.run(num_storming, seconds)
-    recovered_s = await load.recovery_s(normal_s)
+    saturated = await load.saturate(num_saturating, seconds)
+    served = len(saturated.answer_s) / seconds
+    storm = await load.storm(STORM_FACTOR * served, seconds)
+    recovered_s = await load.recovery_s(normal_s, since_s=storm.over_s)
     refusals = sorted(storm.refusal_s) or [0.0]
     return {
-        "clients": [num_saturating, num_storming],
+        "saturating_clients": num_saturating,
+        "served_per_s": round(served, 1),
         "goodput_saturated": round(saturated.goodput, 1),
         "goodput_overloaded": round(storm.goodput, 1),
         "ratio": round(storm.goodput / saturated.goodput, 3),

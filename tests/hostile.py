@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 NUM_IDLE = 200
-NUM_PORTS_AT_ONCE = 4
+NUM_PORTS_AT_ONCE = 8
 
 
 class Touch:
@@ -79,7 +79,7 @@ def _knock(port: int, touched: Path) -> None:
 
 def _connect(port: int) -> socket.socket | None:
     try:
-        return socket.create_connection(("127.0.0.1", port), timeout=0.2)
+        return socket.create_connection(("127.0.0.1", port), timeout=0.1)
     except OSError:
         return None
 
@@ -89,7 +89,7 @@ def _say(port: int, message: bytes) -> None:
     if connection is None:
         return
     with connection:
-        connection.settimeout(0.2)
+        connection.settimeout(0.1)
         try:
             connection.sendall(message)
             while connection.recv(1 << 16):

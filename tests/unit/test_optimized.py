@@ -8,9 +8,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VALIDATORS = (
     "tests/unit/api/test_generation_request.py",
     "tests/unit/api/test_api_keys.py",
-    "tests/unit/api/test_http_body.py",
     "tests/unit/cluster/test_config.py",
-    "tests/unit/rpc/test_config.py",
     "tests/unit/rpc/test_token.py",
 )
 
