@@ -21,7 +21,8 @@ import torch
 from bench import kv_shared_memory
 from bench.piped_link import build_link
 from kv_transfer.layout import KVLayout
-from kv_transfer.staging import RangeOrder, Staging
+from kv_transfer.message_ranges import MessageRanges
+from kv_transfer.range_mover import RangeOrder
 
 _SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 _CPU = torch.device("cpu")
@@ -94,15 +95,13 @@ class _End:
         if is_scattered:
             random.Random(0).shuffle(block_ids)
         shape = (num_blocks, ours.num_layers, 2, ours.block_size, ours.num_kv_heads, ours.head_dim)
-        staging = Staging(torch.ones(shape, dtype=torch.bfloat16), ours=ours, theirs=theirs)
+        ranges = MessageRanges(torch.ones(shape, dtype=torch.bfloat16), ours=ours, theirs=theirs)
         order = RangeOrder(
             block_ids=block_ids, token_start=0, token_end=num_tokens, timeout_s=_TIMEOUT_S
         )
         if self._is_sender:
-            return lambda: _ignore(staging.send_range(self._link, order, alter=None))
-        return lambda: _ignore(
-            staging.receive_range(self._link, order, alter=None, write=lambda copy: copy())
-        )
+            return lambda: _ignore(ranges.send_range(self._link, order, alter=None))
+        return lambda: _ignore(ranges.receive_range(self._link, order, alter=None, is_wanted=True))
 
     def close(self) -> None:
         """End the link."""

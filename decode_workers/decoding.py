@@ -17,7 +17,7 @@ and the router tries again elsewhere.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -241,11 +241,15 @@ class Decoding:
             request_label=order.request.request_label,
             timeout_s=order.timeout_s,
         )
-        reserve = partial(self._engine_loop.reserve, order.request)
         # The peer sees this span as the caller of its side, and links its own to it.
         with tracing.attached(running.trace.receive()):
             receiving = asyncio.ensure_future(
-                self._receiver.receive(receive_order, control, reserve)
+                self._receiver.receive(
+                    receive_order,
+                    control,
+                    partial(self._engine_loop.reserve, order.request),
+                    partial(self._give_back, order.request.request_id),
+                )
             )
         leg.when_migrating(receiving.cancel)
         try:
@@ -258,6 +262,9 @@ class Decoding:
         except TransferFailedError as error:
             running.trace.lost(error.reason)
             raise TransferLostError(str(error)) from error
+
+    def _give_back(self, request_id: str, in_flight: Sequence[int]) -> None:
+        self._engine_loop.abort(request_id, in_flight=in_flight)
 
     async def _checked(
         self, stream: RequestStream, running: RunningRequest

@@ -90,13 +90,16 @@ class TransferChannel:
         return FetchReply(_VERDICTS.get(response.verdict, FetchVerdict.GONE), response.digest)
 
     async def release(self, transfer_id: int, *, epoch: int) -> None:
-        """Give the KV back; when this cannot be said, the lease says it later."""
+        """Give the KV back; ControlClosedError when this could not be said."""
         request = prefill_pb2.ReleaseRequest(transfer_id=transfer_id, epoch=epoch)
-        for _ in range(_TIMES.get(await self._ask_fault_plan(), 1)):
+        verdict = await self._ask_fault_plan()
+        if verdict == "drop":
+            raise ControlClosedError("the release was dropped")
+        for _ in range(_TIMES.get(verdict, 1)):
             try:
                 await self._stub.Release(request, timeout=self._timeout_s)
-            except grpc.aio.AioRpcError:
-                return
+            except grpc.aio.AioRpcError as error:
+                raise ControlClosedError(f"Release failed: {error.details()}") from error
 
     async def _ask_fault_plan(self) -> str | None:
         return await fault_point_async("control_message", worker=self._ends)

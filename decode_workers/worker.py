@@ -147,10 +147,14 @@ class DecodeWorker:
             connect=lambda peer: DialedLinkChannel(self._channels.get(peer.address)),
             on_change=self._touch,
         )
-        self._receiver = KVReceiver(
-            engine.kv_cache.tensor, layout=layout, worker=identity.worker, config=config
-        )
         self._engine_loop = EngineLoop(engine, on_step=self._on_step)
+        self._receiver = KVReceiver(
+            engine.kv_cache.tensor,
+            layout=layout,
+            worker=identity.worker,
+            config=config,
+            end_quarantine=self._engine_loop.end_quarantine,
+        )
         self._grammars = GrammarLibrary.of_checkpoint(
             self._config.engine.model_path,
             vocab_size=engine.vocab_size,

@@ -2,7 +2,7 @@
 
 A block moves between five states; the first that fits counts:
 
-    quarantined   a peer may still read it, nobody may reuse it
+    quarantined   a link may still read or write it, nobody may reuse it
     used          ref_count > 0: running requests and reservations
     held          hold_count > 0: computed, kept for a peer until released
     cached        nobody's, but findable by hash; evicted least recently used first

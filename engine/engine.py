@@ -112,7 +112,10 @@ class Engine:
         new_block_ids = self._scheduler.reserve(request)
         if new_block_ids is None:
             return None
-        self.kv_cache.zero(new_block_ids)
+        # the peer's tokens fill the others, whole; nobody computes with them before that
+        first_not_full = request.num_tokens // self.config.block_size
+        not_full = set(request.block_ids[first_not_full:])
+        self.kv_cache.zero([block_id for block_id in new_block_ids if block_id in not_full])
         self._requests.add(request)
         return Reservation(
             block_ids=list(request.block_ids), num_cached_tokens=request.num_cached_tokens
@@ -147,12 +150,12 @@ class Engine:
         """Give up the blocks of a handed-over request; one that still runs is aborted."""
         return self.abort(request_id)
 
-    def abort(self, request_id: str, *, still_read: Sequence[int] = ()) -> list[RequestOutput]:
+    def abort(self, request_id: str, *, in_flight: Sequence[int] = ()) -> list[RequestOutput]:
         """End a request in any state; the last output of each choice that had not ended.
 
-        Blocks that a peer may still read go to quarantine, until `end_quarantine`.
+        Blocks that a link may still read or write go to quarantine, until `end_quarantine`.
         """
-        self._pool.quarantine(still_read)
+        self._pool.quarantine(in_flight)
         return self._requests.abort(request_id)
 
     def abort_choice(self, request_id: str, choice_index: int) -> list[RequestOutput]:
@@ -160,7 +163,7 @@ class Engine:
         return self._requests.abort_choice(request_id, choice_index)
 
     def end_quarantine(self, block_ids: Sequence[int]) -> None:
-        """No peer reads these any more."""
+        """No link reads or writes these any more."""
         self._pool.end_quarantine(block_ids)
 
     # Steps
@@ -171,14 +174,18 @@ class Engine:
         return bool(queues.running or queues.waiting or queues.activated)
 
     @torch.inference_mode()
-    def step(self) -> StepOutput:
-        """Schedule, run and apply one step; a failing forward fails its own requests only."""
+    def step(self, on_start: Callable[[Request], None] = lambda _: None) -> StepOutput:
+        """Schedule, run and apply one step; a failing forward fails its own requests only.
+
+        `on_start` hears, before the forward, of each request that has never run before.
+        """
         started_at_s = self._now()
         schedule = self._schedule()
         if not schedule.scheduled:
             return StepOutput(stats=StepStats(num_preemptions=schedule.num_preemptions))
         for entry in schedule.scheduled:
-            note_scheduled(entry.request, started_at_s)
+            if note_scheduled(entry.request, started_at_s):
+                on_start(entry.request)
         has_failed = False
         try:
             results = run_schedule(schedule, self._runner, self.kv_cache, self._row_maker)

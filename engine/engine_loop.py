@@ -35,10 +35,15 @@ class EngineLoop:
     """
 
     def __init__(
-        self, engine: Engine, *, on_step: Callable[[StepOutput], None] | None = None
+        self,
+        engine: Engine,
+        *,
+        on_step: Callable[[StepOutput], None] | None = None,
+        on_start: Callable[[Request], None] | None = None,
     ) -> None:
+        """Both observers run on the engine's thread: after a step, before a request's first one."""
         self._engine = engine
-        self._thread = EngineThread(engine, post=self._post, on_step=on_step)
+        self._thread = EngineThread(engine, post=self._post, on_step=on_step, on_start=on_start)
         self._streams: dict[str, RequestStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -100,15 +105,16 @@ class EngineLoop:
             self.abort(request.request_id)
             raise
 
-    def abort(self, request_id: str, *, still_read: Sequence[int] = ()) -> None:
+    def abort(self, request_id: str, *, in_flight: Sequence[int] = ()) -> None:
         """End a request in any state; from any thread, and harmless at any time.
 
-        Blocks in `still_read` are kept from reuse until `end_quarantine`.
+        Blocks in `in_flight`, which a link may still read or write, are kept from reuse until
+        `end_quarantine`.
         """
-        self._tell(lambda engine: engine.abort(request_id, still_read=still_read))
+        self._tell(lambda engine: engine.abort(request_id, in_flight=in_flight))
 
     def end_quarantine(self, block_ids: Sequence[int]) -> None:
-        """No peer reads these blocks any more; as harmless."""
+        """No link reads or writes these blocks any more; as harmless."""
         self._tell(lambda engine: engine.end_quarantine(block_ids))
 
     def abort_choice(self, request_id: str, choice_index: int) -> None:

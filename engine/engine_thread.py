@@ -58,6 +58,7 @@ class EngineThread:
         *,
         post: Callable[[Mail], None],
         on_step: Callable[[StepOutput], None] | None,
+        on_start: Callable[[Request], None] | None,
     ) -> None:
         self.failure: BaseException | None = None
         self.is_idle = True
@@ -65,6 +66,7 @@ class EngineThread:
         self._engine = engine
         self._post = post
         self._on_step = on_step
+        self._on_start = on_start
         self._wakeup = threading.Condition()
         # All four under the condition.
         self._verbs: deque[tuple[Callable[[Engine], Any], Future | None]] = deque()
@@ -155,13 +157,21 @@ class EngineThread:
             self._post(mail)
         fault_point("engine_heartbeat")
         self.last_beat_s = time.monotonic()
-        step = self._engine.step() if self._engine.has_work() else StepOutput()
+        step = self._engine.step(self._start) if self._engine.has_work() else StepOutput()
         if step.stats.num_tokens or verbs or mail:
             self._report(StepOutput(outputs=mail.outputs + step.outputs, stats=step.stats))
         if step.outputs:
             self._post(Mail(outputs=step.outputs))
         self._count_failure(step)
         return bool(step.stats.num_tokens or step.stats.num_preemptions)
+
+    def _start(self, request: Request) -> None:
+        if self._on_start is None:
+            return
+        try:
+            self._on_start(request)
+        except Exception:
+            logger.exception("the observer of the engine's requests failed")
 
     def _report(self, step: StepOutput) -> None:
         if self._on_step is None:

@@ -6,16 +6,20 @@ from engine.request import FinishReason, Request, RequestOutput
 from engine.step import RowResult
 
 
-def note_scheduled(request: Request, started_at_s: float) -> None:
-    """A step that begins at `started_at_s` runs this request; the first one ends its wait."""
+def note_scheduled(request: Request, started_at_s: float) -> bool:
+    """A step that begins at `started_at_s` runs this request; True when it is the first one.
+
+    It ends the request's wait.
+    """
     if request.first_scheduled_at_s is not None:
-        return
+        return False
     request.first_scheduled_at_s = started_at_s
     waited_s = started_at_s - request.arrived_at_s
     if request.has_kv_from_peer:
         request.timings.slot_wait_s = waited_s
     else:
         request.timings.prefill_wait_s = waited_s
+    return True
 
 
 def note_sampled(request: Request, ended_at_s: float) -> None:

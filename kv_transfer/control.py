@@ -126,7 +126,7 @@ class LinkControl(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The KV of tokens [0, num_tokens) is ready to be fetched."""
+    """The KV of tokens [0, num_tokens) is ready to be fetched; with 0 the first soon will be."""
 
     num_tokens: int
 
@@ -208,4 +208,7 @@ class TransferControl(Protocol):
         """Unary Fetch; any exception but cancellation means that the outcome is unknown."""
 
     async def release(self, transfer_id: int, *, epoch: int) -> None:
-        """Unary Release; best effort, repeating it changes nothing."""
+        """Unary Release; any exception but cancellation means that it may not have arrived.
+
+        Repeating it changes nothing.
+        """

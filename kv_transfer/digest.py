@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kv_transfer.staging import block_parts
+from kv_transfer.pool_blocks import block_parts
 
 _DIGEST_BYTES = 16
 

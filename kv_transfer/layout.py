@@ -98,7 +98,8 @@ def split_range(
     """Cut a range into messages of at most `max_bytes` each (at least one block or token).
 
     Both sides cut alike: the result depends on what the two layouts share and on both block sizes,
-    whichever is whose. Equal blocks that are whole travel as slabs, the others by tokens.
+    whichever is whose. Equal blocks that are whole travel as slabs. The others travel by tokens,
+    and first: what has to be copied is copied while the slabs travel.
 
         block_size 32   |    block 1    |    block 2    |    block 3    |
         [40, 110)           [40 -- 64)  [64 --------- 96)[96 - 110)
@@ -115,8 +116,8 @@ def split_range(
         yield from _cut(token_start, token_end, size, layout, max_bytes)
         return
     yield from _cut(token_start, first * size, size, layout, max_bytes)
-    yield from _cut(first * size, end * size, size, layout, max_bytes, as_slabs=True)
     yield from _cut(end * size, token_end, size, layout, max_bytes)
+    yield from _cut(first * size, end * size, size, layout, max_bytes, as_slabs=True)
 
 
 def _cut(

@@ -1,4 +1,4 @@
-"""One generation of one link as it runs: process group, thread, staging buffers, control stream.
+"""One generation of one link as it runs: process group, thread, buffers, control stream.
 
     control.receive --> store.deliver, peer_ready        store.set --> control.send
     any failure, or the end of the control stream --> `ended` (with the reason) --> abort
@@ -24,9 +24,10 @@ from kv_transfer.control import (
 )
 from kv_transfer.layout import KVLayout
 from kv_transfer.link import Link, LinkSpec
-from kv_transfer.link_thread import LinkThread
+from kv_transfer.link_thread import LinkThread, run_in_thread
 from kv_transfer.mapped_ranges import MappedRanges
-from kv_transfer.staging import RangeMover, Staging
+from kv_transfer.message_ranges import MessageRanges
+from kv_transfer.range_mover import RangeMover
 from kv_transfer.store import RendezvousStore
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class LiveLink:
         # what the transfers under way report once it has ended
         self.failure = FailureReason.LINK_BROKEN
         self._tasks: set[asyncio.Task[None]] = set()
-        self._abort_task: asyncio.Task[None] | None = None
+        self._aborting: asyncio.Future[None] | None = None
         self._close_task: asyncio.Task[None] | None = None
         self._unread_task: asyncio.Task[None] | None = None
 
@@ -101,10 +102,10 @@ class LiveLink:
         future.add_done_callback(self._note_outcome)
         return future
 
-    def staging(self, pool: torch.Tensor) -> RangeMover:
+    def ranges(self, pool: torch.Tensor) -> RangeMover:
         """Return what moves ranges over this link, to be used on its thread only."""
         if self._mover is None:
-            make = MappedRanges if self.spec.is_shared_memory else Staging
+            make = MappedRanges if self.spec.is_shared_memory else MessageRanges
             self._mover = make(pool, ours=self.layout, theirs=self.peer_layout)
         return self._mover
 
@@ -120,7 +121,9 @@ class LiveLink:
         self.failure = failure
         self.ended.set_result(reason)
         # an abort may block for as long as the driver pleases
-        self._abort_task = self._loop.create_task(asyncio.to_thread(self._link.abort, reason))
+        self._aborting = run_in_thread(
+            f"abort-{self.spec.link_id}", functools.partial(self._link.abort, reason)
+        )
 
     async def close(self, reason: str) -> None:
         """End the link if it lives, and free everything it had; goes on when the caller is not."""
@@ -154,20 +157,24 @@ class LiveLink:
         await self._control.send(LinkReady())
 
     async def _free(self) -> None:
-        assert self._abort_task is not None
-        await self._abort_task
+        assert self._aborting is not None
+        await self._aborting
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._control.close()
         self._thread.submit(self._link.close)
         self._thread.stop()
-        if not await asyncio.to_thread(self._thread.join, self.spec.timeout_s):
-            logger.error("link %s: its thread did not end", self.spec.link_id)
         self._unread_task = self._loop.create_task(self._watch_unread())
+        await asyncio.wait({self._thread.ended}, timeout=self.spec.timeout_s)
+        if not self._thread.ended.done():
+            # nothing interrupts a step of building, which ends at its own deadline
+            logger.warning("link %s: its thread has not ended yet", self.spec.link_id)
 
     async def _watch_unread(self) -> None:
         try:
+            # until then the peer has not even been told, and the thread may read what it sends
+            await asyncio.shield(self._thread.ended)
             if self.spec.is_sender:
                 await self._link.wait_unread()
         finally:

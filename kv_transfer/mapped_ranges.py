@@ -5,12 +5,11 @@
     our blocks      |   9   |   4   |   0   |   5   |        block size 16
                         [---|-------|-------|----)           segments end where a block of either
                                                              side ends
-Equal layouts copy runs of whole blocks at once.
+Of equal layouts whole blocks that lie side by side are copied at once.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +18,11 @@ import torch
 from kv_transfer.backend import LinkBrokenError
 from kv_transfer.layout import KVLayout, block_range
 from kv_transfer.link import Link
+from kv_transfer.range_mover import Alter, RangeOrder
 from kv_transfer.shared_memory_channel import Pages, SharedMemoryChannel
-from kv_transfer.staging import RangeOrder
 
 # A pool as bytes: [num_blocks, num_layers * 2, block_size, bytes of a token in one layer's K or V].
 Blocks = npt.NDArray[np.uint8]
-
-# A moment's copy.
-_PIECE_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Tokens that lie side by side in one block of each side, or `num_blocks` whole blocks."""
-
-    source_block: int
-    source_offset: int
-    target_block: int
-    target_offset: int
-    num_tokens: int
-    # 0: a part of a block
-    num_blocks: int = 0
 
 
 class MappedRanges:
@@ -50,9 +33,7 @@ class MappedRanges:
         self._ours = ours
         self._theirs = theirs
 
-    def send_range(
-        self, link: Link, order: RangeOrder, *, alter: Callable[[torch.Tensor], None] | None
-    ) -> int:
+    def send_range(self, link: Link, order: RangeOrder, *, alter: Alter | None) -> int:
         """Lend a range until the peer has read it; returns the bytes.
 
         When it raises the peer may still read the blocks: until `wait_unread` of the link.
@@ -61,7 +42,7 @@ class MappedRanges:
         block_ids = order.block_ids[first:end]
         if alter:
             # No bytes of ours travel that could be spoilt: the peer is sent to the wrong blocks.
-            block_ids = [(block_id + 1) % self._pool.shape[0] for block_id in block_ids]
+            block_ids = [(block_id + 1) % len(self._pool) for block_id in block_ids]
         deadline = time.monotonic() + order.timeout_s
         try:
             channel = link.shared_memory
@@ -73,22 +54,20 @@ class MappedRanges:
         return (order.token_end - order.token_start) * self._ours.bytes_per_token
 
     def receive_range(
-        self,
-        link: Link,
-        order: RangeOrder,
-        *,
-        alter: Callable[[torch.Tensor], None] | None,
-        write: Callable[[Callable[[], None]], None],
+        self, link: Link, order: RangeOrder, *, alter: Alter | None, is_wanted: bool
     ) -> int:
-        """Copy a range the peer lends; each piece goes through `write`, which may skip it.
+        """Copy a range the peer lends, or give it back at once when it is not wanted any more.
 
         When it returns or raises, nothing reads the peer's blocks or writes ours any more.
         """
         try:
             channel = link.shared_memory
-            self._copy_all(order, channel, channel.borrow(order.timeout_s), write)
-            if alter:
-                write(lambda: self._spoil(order, alter))
+            first, end = block_range(order.token_start, order.token_end, self._theirs.block_size)
+            borrowed = channel.borrow(end - first, order.timeout_s)
+            if is_wanted:
+                self._copy_all(order, channel, borrowed)
+                if alter:
+                    self._spoil(order, alter)
             channel.give_back()
         except BaseException as error:
             link.abort(f"operation failed: {error}")
@@ -96,58 +75,52 @@ class MappedRanges:
         return (order.token_end - order.token_start) * self._ours.bytes_per_token
 
     def _copy_all(
-        self,
-        order: RangeOrder,
-        channel: SharedMemoryChannel,
-        borrowed: Sequence[int],
-        write: Callable[[Callable[[], None]], None],
+        self, order: RangeOrder, channel: SharedMemoryChannel, borrowed: Sequence[int]
     ) -> None:
         # Here alone is a view of the mapping, so that no error on its way up keeps it.
         assert channel.memory is not None, "only the decode side reads"
         source = _as_blocks(channel.memory, self._theirs)
-        first, end = block_range(order.token_start, order.token_end, self._theirs.block_size)
-        if len(borrowed) != end - first or max(borrowed) >= len(source):
+        if max(borrowed) >= len(source):
             del source
             raise LinkBrokenError("the peer lends blocks that make no sense")
-        for start, stop in self._pieces(order):
-            write(lambda: self._copy(order, source, borrowed, (start, stop)))  # noqa: B023
+        start = end = order.token_end
+        if self._ours.block_size == self._theirs.block_size:
+            start, end = self._copy_whole_blocks(order, source, borrowed)
+        for piece in ((order.token_start, start), (end, order.token_end)):
+            self._copy_parts(order, source, borrowed, piece)
 
-    def _pieces(self, order: RangeOrder) -> Iterator[tuple[int, int]]:
-        """Cut the range, so that whoever waits for `write` waits for a moment only."""
-        grid = max(1, _PIECE_BYTES // self._ours.bytes_per_block) * self._ours.block_size
-        start = order.token_start
-        while start < order.token_end:
-            stop = min((start // grid + 1) * grid, order.token_end)
-            yield start, stop
-            start = stop
-
-    def _copy(
-        self,
-        order: RangeOrder,
-        source: Blocks,
-        borrowed: Sequence[int],
-        tokens: tuple[int, int],
-    ) -> None:
-        first = order.token_start // self._theirs.block_size
-        for each in _segments(
-            tokens,
-            source_size=self._theirs.block_size,
-            target_size=self._ours.block_size,
-            source_of=lambda index: borrowed[index - first],
-            target_of=order.block_ids.__getitem__,
-        ):
-            if each.num_blocks:
-                read = source[each.source_block : each.source_block + each.num_blocks]
-                ours = self._pool[each.target_block : each.target_block + each.num_blocks]
-            else:
-                start, stop = each.source_offset, each.source_offset + each.num_tokens
-                read = source[each.source_block, :, start:stop]
-                start, stop = each.target_offset, each.target_offset + each.num_tokens
-                ours = self._pool[each.target_block, :, start:stop]
+    def _copy_whole_blocks(
+        self, order: RangeOrder, source: Blocks, borrowed: Sequence[int]
+    ) -> tuple[int, int]:
+        """Copy whole blocks of equal pools; return the tokens [start, end) that these hold."""
+        size = self._ours.block_size
+        first, end = -(-order.token_start // size), order.token_end // size
+        if first >= end:
+            return order.token_end, order.token_end
+        read_from = borrowed[first - order.token_start // size :]
+        for theirs, ours, count in _runs(read_from, order.block_ids[first:end]):
             # numpy copies runs of bytes faster than torch, and like it without the interpreter
-            np.copyto(ours, read)
+            np.copyto(self._pool[ours : ours + count], source[theirs : theirs + count])
+        return first * size, end * size
 
-    def _spoil(self, order: RangeOrder, alter: Callable[[torch.Tensor], None]) -> None:
+    def _copy_parts(
+        self, order: RangeOrder, source: Blocks, borrowed: Sequence[int], piece: tuple[int, int]
+    ) -> None:
+        """Copy tokens [start, end) in segments that end where a block of either side ends."""
+        position, end = piece
+        theirs, ours = self._theirs.block_size, self._ours.block_size
+        first = order.token_start // theirs
+        while position < end:
+            source_index, source_at = divmod(position, theirs)
+            target_index, target_at = divmod(position, ours)
+            count = min(theirs - source_at, ours - target_at, end - position)
+            np.copyto(
+                self._pool[order.block_ids[target_index], :, target_at : target_at + count],
+                source[borrowed[source_index - first], :, source_at : source_at + count],
+            )
+            position += count
+
+    def _spoil(self, order: RangeOrder, alter: Alter) -> None:
         """Spoil the first token that arrived."""
         block, offset = divmod(order.token_start, self._ours.block_size)
         token = self._pool[order.block_ids[block], :, offset]
@@ -163,54 +136,16 @@ def _as_blocks(memory: Pages, layout: KVLayout) -> Blocks:
     return blocks.reshape(num_blocks, 2 * layout.num_layers, layout.block_size, -1)
 
 
-def _segments(
-    tokens: tuple[int, int],
-    *,
-    source_size: int,
-    target_size: int,
-    source_of: Callable[[int], int],
-    target_of: Callable[[int], int],
-) -> Iterator[Segment]:
-    """Cut [start, end) where a block of either side ends, and join whole blocks side by side."""
-    position, end = tokens
-    run: Segment | None = None
-    while position < end:
-        source_index, source_offset = divmod(position, source_size)
-        target_index, target_offset = divmod(position, target_size)
-        room = min(source_size - source_offset, target_size - target_offset, end - position)
-        is_whole = source_size == target_size == room
-        segment = Segment(
-            source_of(source_index),
-            source_offset,
-            target_of(target_index),
-            target_offset,
-            room,
-            1 if is_whole else 0,
-        )
-        position += room
-        joined = _join(run, segment)
-        if joined is None and run is not None:
-            yield run
-        run = joined or segment
-    if run is not None:
-        yield run
-
-
-def _join(run: Segment | None, then: Segment) -> Segment | None:
-    """Both as one, when they are whole blocks that lie side by side in both pools."""
-    if run is None or not run.num_blocks or not then.num_blocks:
-        return None
-    follows = (
-        then.source_block == run.source_block + run.num_blocks
-        and then.target_block == run.target_block + run.num_blocks
-    )
-    if not follows:
-        return None
-    return Segment(
-        run.source_block,
-        0,
-        run.target_block,
-        0,
-        run.num_tokens + then.num_tokens,
-        run.num_blocks + 1,
-    )
+def _runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (source block, target block, count) of blocks that lie side by side on both sides."""
+    count = 0
+    for index in range(1, len(targets) + 1):
+        count += 1
+        is_last = index == len(targets)
+        if (
+            is_last
+            or sources[index] != sources[index - 1] + 1
+            or targets[index] != targets[index - 1] + 1
+        ):
+            yield sources[index - count], targets[index - count], count
+            count = 0

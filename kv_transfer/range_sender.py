@@ -16,7 +16,7 @@ from kv_transfer.held_transfer import HeldTransfer
 from kv_transfer.layout import KVLayout
 from kv_transfer.link import Link
 from kv_transfer.moved_range import MovedRange
-from kv_transfer.staging import RangeOrder
+from kv_transfer.range_mover import RangeOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class RangeSender:
         # on the link's thread
         started_at = self._now()
         spoil = ask_fault_plan("kv_send", link, request_label=request_label)
-        num_bytes = accepted.live.staging(self._pool).send_range(
+        num_bytes = accepted.live.ranges(self._pool).send_range(
             link,
             RangeOrder(
                 block_ids=block_ids,

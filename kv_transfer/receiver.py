@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import torch
 
@@ -18,9 +19,14 @@ __all__ = ["KVReceiver", "ReceiveOrder", "Received", "Reservation"]
 
 logger = logging.getLogger(__name__)
 
+_FIRST_RELEASE_PAUSE_S = 0.1
+
 
 class KVReceiver:
-    """Receives the hand-overs of one decode worker; all methods are for the event loop."""
+    """Receives the hand-overs of one decode worker; all methods are for the event loop.
+
+    Invariant: each block that `give_back` names comes to `end_quarantine` as often as it was named.
+    """
 
     def __init__(
         self,
@@ -29,12 +35,19 @@ class KVReceiver:
         layout: KVLayout,
         worker: WorkerRef,
         config: KVTransferConfig,
+        end_quarantine: Callable[[Sequence[int]], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = ReceptionSettings(
-            pool=kv_cache_tensor, layout=layout, worker=worker, config=config, now=now
+            pool=kv_cache_tensor,
+            layout=layout,
+            worker=worker,
+            config=config,
+            end_quarantine=end_quarantine,
+            now=now,
         )
         self._releases: set[asyncio.Task[None]] = set()
+        self._is_closing = asyncio.Event()
         self.num_active = 0
         self.counters = TransferCounters()
 
@@ -43,14 +56,17 @@ class KVReceiver:
         order: ReceiveOrder,
         control: TransferControl,
         reserve: Callable[[], Awaitable[Reservation]],
+        give_back: Callable[[Sequence[int]], None],
     ) -> Received:
         """Bring one request's KV into reserved blocks; only then may it be decoded.
 
-        `reserve` is called once, at the first offer. The caller owns what it returned: when this
-        returns, raises TransferFailedError or is cancelled, no block of it is touched any more. A
-        commit whose choices all ended already comes back at once, without KV.
+        `reserve` is called once, at the first offer. When this returns, no block of what it got is
+        touched any more. When it raises TransferFailedError or is cancelled, `give_back` was called
+        before, unless nothing was reserved: with the blocks that an operation under way may still
+        write, and that must not be reused before `end_quarantine`. A commit whose choices all ended
+        already comes back at once, without KV, and gives back what is under way, too.
         """
-        reception = Reception(self._settings, order, control, reserve)
+        reception = Reception(self._settings, order, control, reserve, give_back)
         self.num_active += 1
         try:
             received = await reception.run()
@@ -68,7 +84,8 @@ class KVReceiver:
         return received
 
     async def close(self) -> None:
-        """Wait until the last Release calls are out."""
+        """Wait until the last Release calls are out, each tried once more at the most."""
+        self._is_closing.set()
         await asyncio.gather(*self._releases, return_exceptions=True)
 
     def _count_failure(self, reason: FailureReason) -> None:
@@ -83,8 +100,23 @@ class KVReceiver:
         task.add_done_callback(self._releases.discard)
 
     async def _tell_release(self, order: ReceiveOrder, control: TransferControl) -> None:
-        try:
-            async with asyncio.timeout(self._settings.config.transfer_timeout_s):
-                await control.release(order.transfer_id, epoch=order.epoch)
-        except Exception as error:  # noqa: BLE001 - the lease is there for whatever happens here
-            logger.info("transfer %d: release not delivered: %s", order.transfer_id, error)
+        config, now = self._settings.config, self._settings.now
+        deadline = now() + config.lease_s
+        pause_s = _FIRST_RELEASE_PAUSE_S
+        while True:
+            try:
+                async with asyncio.timeout(config.transfer_timeout_s):
+                    await control.release(order.transfer_id, epoch=order.epoch)
+                return
+            except Exception as error:  # noqa: BLE001 - the lease is there for whatever happens here
+                logger.info("transfer %d: release not delivered: %s", order.transfer_id, error)
+            # by the deadline the lease has run out, or the peer is gone
+            if self._is_closing.is_set() or now() + pause_s >= deadline:
+                return
+            await self._pause(pause_s)
+            pause_s *= 2
+
+    async def _pause(self, pause_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._is_closing.wait()

@@ -6,7 +6,8 @@
         FAILED
 
 The reserved blocks are the transfer's from `reserved` until DONE or FAILED. A range that was
-granted still arrives after FAILED; it lands in the link's staging memory and is thrown away.
+granted still arrives after FAILED. When its operation had begun by then, it may write its blocks
+until it ends, and they stay in quarantine; when not, it is thrown away.
 """
 
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ class ReceiverTransfer:
         self._watch_deadline = None
         if isinstance(message, Commit):
             return self._take_commit(message, now)
-        if not 0 < message.num_tokens <= self._limits.num_tokens:
+        if not 0 <= message.num_tokens <= self._limits.num_tokens:
             return self._fail(FailureReason.INVALID_COMMIT)
         self._num_offered = max(self._num_offered, message.num_tokens)
         return self._go_on(now)

@@ -5,16 +5,15 @@
     ranges, link --+      ^                 |   +--> open the watch again
     deadlines    ---------+                 +------> return, or raise
 
-Invariant: pool blocks are written only under `_writing` while `_may_write`; `run` clears it before
-it returns or raises. What arrives later stays in the link's staging memory.
+Invariant: an operation writes pool blocks only when it begins before `run` returns or raises; what
+still writes by then is named to whoever takes the blocks back (`pool_writes.py`).
 """
 
 import asyncio
 import functools
 import random
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -34,9 +33,11 @@ from kv_transfer.control import (
 from kv_transfer.dialed_link import RangeRequest
 from kv_transfer.digest import range_digest
 from kv_transfer.faulty_range import ask_fault_plan
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, block_range
 from kv_transfer.link import Link
 from kv_transfer.moved_range import MovedRange
+from kv_transfer.pool_writes import PoolWrites
+from kv_transfer.range_mover import RangeOrder
 from kv_transfer.receive_order import Received, ReceiveOrder, Reservation
 from kv_transfer.receiver_state import (
     Action,
@@ -44,11 +45,11 @@ from kv_transfer.receiver_state import (
     Fetch,
     Finish,
     ReceiverLimits,
+    ReceiverState,
     ReceiverTransfer,
     Reserve,
     Watch,
 )
-from kv_transfer.staging import RangeOrder
 
 Event = Callable[[float], list[Action]]
 
@@ -67,6 +68,7 @@ class ReceptionSettings:
     layout: KVLayout
     worker: WorkerRef
     config: KVTransferConfig
+    end_quarantine: Callable[[Sequence[int]], None]
     now: Callable[[], float] = time.monotonic
 
 
@@ -79,11 +81,13 @@ class Reception:
         order: ReceiveOrder,
         control: TransferControl,
         reserve: Callable[[], Awaitable[Reservation]],
+        give_back: Callable[[Sequence[int]], None],
     ) -> None:
         self._settings = settings
         self._order = order
         self._control = control
         self._reserve = reserve
+        self._give_back = give_back
         self._now = settings.now
         layout, config = settings.layout, settings.config
         blocks_per_fetch = max(1, _MAX_BYTES_PER_FETCH // layout.bytes_per_block)
@@ -101,8 +105,7 @@ class Reception:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._reservation: Reservation | None = None
-        self._writing = threading.Lock()
-        self._may_write = True
+        self._writes = PoolWrites(settings.end_quarantine)
         self._ranges: list[MovedRange] = []
         self._transfer_s = 0.0
         self._committed_at: float | None = None
@@ -121,8 +124,11 @@ class Reception:
         finally:
             self._machine.fail(FailureReason.CANCELLED)
             ended.remove_done_callback(self._link_ended)
-            with self._writing:
-                self._may_write = False
+            in_flight = self._writes.close()
+            has_failed = self._machine.state is ReceiverState.FAILED
+            # a commit that ended the request may come while its ranges are under way
+            if self._reservation is not None and (has_failed or in_flight):
+                self._give_back(in_flight)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -252,26 +258,24 @@ class Reception:
     def _receive(self, fetch: Fetch, link: Link) -> int:
         # on the link's thread
         assert self._reservation is not None
+        settings, block_ids = self._settings, self._reservation.block_ids
         started = time.monotonic()
         spoil = ask_fault_plan("kv_recv", link, request_label=self._order.request_label)
-        num_bytes = self._order.link.live.staging(self._settings.pool).receive_range(
-            link,
-            RangeOrder(
-                block_ids=self._reservation.block_ids,
-                token_start=fetch.token_start,
-                token_end=fetch.token_end,
-                timeout_s=self._settings.config.transfer_timeout_s,
-            ),
-            alter=spoil,
-            write=self._write,
-        )
+        first, end = block_range(fetch.token_start, fetch.token_end, settings.layout.block_size)
+        with self._writes.of(block_ids[first:end]) as is_wanted:
+            num_bytes = self._order.link.live.ranges(settings.pool).receive_range(
+                link,
+                RangeOrder(
+                    block_ids=block_ids,
+                    token_start=fetch.token_start,
+                    token_end=fetch.token_end,
+                    timeout_s=settings.config.transfer_timeout_s,
+                ),
+                alter=spoil,
+                is_wanted=is_wanted,
+            )
         self._transfer_s += time.monotonic() - started
         return num_bytes
-
-    def _write(self, copy: Callable[[], None]) -> None:
-        with self._writing:
-            if self._may_write:
-                copy()
 
     def _received(self, commit: Commit) -> Received:
         assert self._committed_at is not None

@@ -98,7 +98,10 @@ class KVSender:
         self._settle(held)
 
     def offer(self, transfer_id: int, num_tokens: int, block_ids: Sequence[int]) -> None:
-        """Say that tokens [0, num_tokens) are computed, and where; late news is ignored."""
+        """Say that tokens [0, num_tokens) are computed, and where; late news is ignored.
+
+        With 0 it says that the prompt has begun: time for the decode worker to take blocks.
+        """
         held = self._table.get(transfer_id)
         if held is None:
             return
@@ -202,14 +205,14 @@ class KVSender:
     async def _follow(
         self, held: HeldTransfer, news: asyncio.Event
     ) -> AsyncGenerator[TransferMessage, None]:
-        num_told, machine = 0, held.machine
+        num_told, machine = -1, held.machine
         is_committed = False
         while machine.is_open:
             news.clear()
             if machine.commit is not None and not is_committed:
                 is_committed = True
                 yield replace(machine.commit, digests=tuple(held.digests))
-            elif machine.commit is None and machine.num_offered > num_told:
+            elif machine.commit is None and machine.has_begun and machine.num_offered > num_told:
                 num_told = machine.num_offered
                 yield Offer(num_told)
             else:

@@ -57,6 +57,8 @@ class SenderTransfer:
         self.order = order
         self.state = SenderState.COMPUTING
         self.num_offered = 0
+        # whether anything was offered, be it that no token is ready yet
+        self.has_begun = False
         self.commit: Commit | None = None
         self.cause: EndCause | None = None
         self.num_granted = 0
@@ -82,9 +84,10 @@ class SenderTransfer:
         return epoch == self.order.epoch and decode_worker == self.order.decode_worker
 
     def offer(self, num_tokens: int) -> bool:
-        """More tokens are ready; False when that is no news."""
-        if not self.is_open or num_tokens <= self.num_offered:
+        """More tokens are ready, or none yet but soon; False when that is no news."""
+        if not self.is_open or (self.has_begun and num_tokens <= self.num_offered):
             return False
+        self.has_begun = True
         self.num_offered = min(num_tokens, self.order.num_tokens)
         return True
 

@@ -49,8 +49,6 @@ _COUNT = struct.Struct("<I")
 _NUM_BYTES = struct.Struct("<Q")
 _GIVEN_BACK = b"."
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
-# Of a message: as much as one call may read.
-_MOST_BYTES = 1 << 16
 # How soon the prefill side notices that it waits for nobody any more.
 _ACCEPT_POLL_S = 0.2
 
@@ -79,6 +77,10 @@ class SharedMemoryChannel:
         self._connection = connection
         self._is_reader = memory is not None
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._wakeup, select.POLLIN)
+        self._is_aborted = False
         self._closing = threading.Lock()
         self._is_closed = False
 
@@ -141,7 +143,7 @@ class SharedMemoryChannel:
             self.lend([0], timeout_s)
             self.wait_given_back(timeout_s)
             return 0.0
-        self.borrow(timeout_s)
+        self.borrow(1, timeout_s)
         pages = self.memory[:_PROBE_BYTES]
         copy = pages.copy()  # pays for the pages
         started = time.monotonic()
@@ -163,14 +165,13 @@ class SharedMemoryChannel:
         """Prefill side: block until the peer has read what was lent last."""
         self._receive(len(_GIVEN_BACK), time.monotonic() + timeout_s)
 
-    def borrow(self, timeout_s: float) -> tuple[int, ...]:
-        """Decode side: block until the peer says where the next range lies."""
+    def borrow(self, num_blocks: int, timeout_s: float) -> tuple[int, ...]:
+        """Decode side: block until the peer says in which `num_blocks` the next range lies."""
         deadline = time.monotonic() + timeout_s
-        # One message at a time is under way, so nothing of the next one can be read here.
-        message = self._receive(_COUNT.size, deadline, at_most=_MOST_BYTES)
+        message = self._receive(_COUNT.size + 4 * num_blocks, deadline)
         (count,) = _COUNT.unpack_from(message)
-        num_bytes = _COUNT.size + 4 * count
-        message += self._receive(num_bytes - len(message), deadline)
+        if count != num_blocks:
+            raise LinkBrokenError(f"the peer lends {count} blocks where {num_blocks} were meant")
         return struct.unpack_from(f"<{count}I", message, _COUNT.size)
 
     def give_back(self) -> None:
@@ -185,6 +186,7 @@ class SharedMemoryChannel:
         with self._closing:
             if self._is_closed:
                 return
+            self._is_aborted = True
             os.eventfd_write(self._wakeup, 1)
             if not self._is_reader:
                 # One way only: the end of what the peer says is still to come.
@@ -214,13 +216,17 @@ class SharedMemoryChannel:
             while await loop.sock_recv(self._connection, 4096):
                 pass
 
-    def _receive(self, num_bytes: int, deadline: float, *, at_most: int = 0) -> bytearray:
-        """Return `num_bytes`, and what else has come, up to `at_most`."""
-        received = bytearray()
+    def _receive(self, num_bytes: int, deadline: float) -> bytes:
+        received = b""
         while len(received) < num_bytes:
-            self._wait_readable(deadline)
+            if self._is_aborted:
+                raise LinkBrokenError("the link was aborted")
             try:
-                part = self._connection.recv(max(num_bytes, at_most) - len(received))
+                # what is waited for is often there already
+                part = self._connection.recv(num_bytes - len(received), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait_readable(deadline)
+                continue
             except OSError as error:
                 raise _explain(error) from error
             if not part:
@@ -229,13 +235,7 @@ class SharedMemoryChannel:
         return received
 
     def _wait_readable(self, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
-        ready = dict(poll.poll(max(deadline - time.monotonic(), 0.001) * 1000))
-        if self._wakeup in ready:
-            raise LinkBrokenError("the link was aborted")
-        if not ready:
+        if not self._poll.poll(max(deadline - time.monotonic(), 0.001) * 1000):
             raise LinkTimeoutError("the peer did not answer in time over shared memory")
 
 

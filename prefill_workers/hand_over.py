@@ -5,7 +5,8 @@ Life cycle of a request in a prefill worker:
 1. Admitted: counted as waiting. Refused when too many wait, when the worker drains, or when the
    router meant another process.
 2. Announced: the sender knows the transfer, so that the decode worker may follow it already.
-3. Computing: each step's finished tokens are offered, a cached prefix with the first of them.
+3. Computing: a cached prefix is offered as the first step begins, and with it that it has begun;
+   then each step's finished tokens.
 4. Committed: the prompt is computed and the first token of each choice sampled; the Prefill stream
    ends.
 5. Held: the blocks stay until the decode worker releases them or the lease runs out.
@@ -16,15 +17,13 @@ the blocks as soon as no granted operation reads them.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from engine.engine import Engine
 from engine.engine_loop import EngineLoop
 from engine.engine_thread import EngineFailedError, EngineStoppedError
-from engine.load import StepOutput
 from engine.request import FinishReason, Request, RequestOutput
 from faults.plan import fault_point_async
 from kv_transfer.control import Commit, CommitChoice, WorkerRef
@@ -49,35 +48,36 @@ class PrefillOrder:
     hold_s: float  # longest time its blocks may be kept
 
 
-class BlockTables:
-    """Block ids of hand-overs, read on the engine's thread right after their first step.
+# Hears where a request's blocks are, in token order, and how many of its tokens are cached.
+OnStart = Callable[[list[int], int], None]
 
-    Asking the engine later would wait for the step after, and the first offer with it.
-    """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+class Starts:
+    """Tells hand-overs on the event loop that the engine has begun with their prompt."""
+
+    def __init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
-        self._expected: dict[str, asyncio.Future[list[int]]] = {}
+        self._expected: dict[str, OnStart] = {}
 
     @contextmanager
-    def expect(self, request_id: str) -> Iterator[Awaitable[list[int]]]:
-        """Give the request's block ids once it has run; for the length of the block."""
-        table: asyncio.Future[list[int]] = self._event_loop.create_future()
-        self._expected[request_id] = table
+    def expect(self, request_id: str, on_start: OnStart) -> Iterator[None]:
+        """Call once, and before the first output; for the length of the block."""
+        self._expected[request_id] = on_start
         try:
-            yield table
+            yield
         finally:
             self._expected.pop(request_id, None)
-            table.cancel()
 
-    def on_step(self, output: StepOutput) -> None:
-        """Read the tables of requests that ran for the first time; engine thread."""
-        for each in output.outputs:
-            table = self._expected.pop(each.request_id, None)
-            if table is not None:
-                block_ids = self._engine.blocks_of(each.request_id)
-                self._event_loop.call_soon_threadsafe(_set_unless_done, table, block_ids)
+    def on_start(self, request: Request) -> None:
+        """Read the blocks of a request that is about to run; engine thread."""
+        if request.request_id in self._expected:
+            facts = (request.request_id, list(request.block_ids), request.num_computed_tokens)
+            self._event_loop.call_soon_threadsafe(self._tell, *facts)
+
+    def _tell(self, request_id: str, block_ids: list[int], num_cached_tokens: int) -> None:
+        on_start = self._expected.pop(request_id, None)
+        if on_start is not None:
+            on_start(block_ids, num_cached_tokens)
 
 
 @dataclass(slots=True)
@@ -86,6 +86,7 @@ class HeldRequest:
 
     request: Request
     trace: PrefillTrace
+    block_ids: list[int] = field(default_factory=list)
     first_tokens: list[CommitChoice] = field(default_factory=list)
     is_let_go: bool = False
 
@@ -105,14 +106,14 @@ class HandOver:
         self,
         *,
         engine_loop: EngineLoop,
-        tables: BlockTables,
+        starts: Starts,
         sender: KVSender,
         admission: Admission,
         worker_id: str,
     ) -> None:
         self._worker_id = worker_id
         self._engine_loop = engine_loop
-        self._tables = tables
+        self._starts = starts
         self._sender = sender
         self._admission = admission
         self._attempts = itertools.count()
@@ -152,7 +153,8 @@ class HandOver:
                 partial(self._let_go, order.transfer_id, held),
                 trace.sent,
             )
-            self._held[order.transfer_id] = held
+            if not held.is_let_go:
+                self._held[order.transfer_id] = held
             is_over = False
             try:
                 async with aclosing(self._compute(order, leg, held)) as outputs:
@@ -170,11 +172,12 @@ class HandOver:
         self, order: PrefillOrder, leg: Leg, held: HeldRequest
     ) -> AsyncGenerator[RequestOutput]:
         leg.when_migrating(partial(self._sender.cancel, order.transfer_id))
-        with self._tables.expect(held.request.request_id) as block_ids:
+        request_id, on_start = held.request.request_id, partial(self._begin, order, held)
+        with self._starts.expect(request_id, on_start):
             stream = await self._engine_loop.submit(held.request)
             if held.is_let_go:
                 # Given up before the engine knew it, so that nobody else will end it there.
-                self._engine_loop.abort(held.request.request_id)
+                self._engine_loop.abort(request_id)
             try:
                 async for output in stream:
                     leg.is_waiting = False
@@ -182,7 +185,7 @@ class HandOver:
                         yield replace(output, finish_reason=FinishReason.MIGRATE)
                         return
                     self._raise_on_failure(output, held.trace)
-                    self._announce(order, held, output, await block_ids)
+                    self._announce(order, held, output)
                     held.trace.computed(output, is_last=held.is_computed)
                     yield output
                     if held.is_computed:
@@ -200,11 +203,16 @@ class HandOver:
             raise error_of(output)
         raise TransferLostError("the transfer was given up before its prompt was computed")
 
-    def _announce(
-        self, order: PrefillOrder, held: HeldRequest, output: RequestOutput, block_ids: list[int]
+    def _begin(
+        self, order: PrefillOrder, held: HeldRequest, block_ids: list[int], num_cached_tokens: int
     ) -> None:
+        held.block_ids = block_ids
+        held.trace.begun()
+        self._sender.offer(order.transfer_id, num_cached_tokens, block_ids)
+
+    def _announce(self, order: PrefillOrder, held: HeldRequest, output: RequestOutput) -> None:
         num_tokens = output.num_computed_tokens
-        self._sender.offer(order.transfer_id, num_tokens, block_ids)
+        self._sender.offer(order.transfer_id, num_tokens, held.block_ids)
         if output.token_ids:
             held.first_tokens.append(
                 CommitChoice(
@@ -218,14 +226,9 @@ class HandOver:
             commit = Commit(num_tokens=num_tokens, choices=tuple(held.first_tokens))
             self._sender.commit(order.transfer_id, commit)
 
-    def _let_go(self, transfer_id: int, held: HeldRequest, still_read: Sequence[int]) -> None:
+    def _let_go(self, transfer_id: int, held: HeldRequest, in_flight: Sequence[int]) -> None:
         held.is_let_go = True
         if self._held.get(transfer_id) is held:
             del self._held[transfer_id]
         held.trace.released()
-        self._engine_loop.abort(held.request.request_id, still_read=still_read)
-
-
-def _set_unless_done(table: "asyncio.Future[list[int]]", block_ids: list[int]) -> None:
-    if not table.done():
-        table.set_result(block_ids)
+        self._engine_loop.abort(held.request.request_id, in_flight=in_flight)

@@ -31,10 +31,12 @@ class PrefillTrace:
         )
         self._prefill = PrefillSpans(self._spans)
 
+    def begun(self) -> None:
+        """What is cached of the prompt may be fetched, and soon the rest."""
+        self._offered_ns = time.time_ns()
+
     def computed(self, output: RequestOutput, *, is_last: bool) -> None:
         """Some more of the prompt may be fetched, or all of it."""
-        if self._offered_ns is None:
-            self._offered_ns = time.time_ns()
         self._prefill.computed(output.num_computed_tokens)
         if is_last:
             timings = output.timings or RequestTimings()

@@ -31,7 +31,7 @@ from kv_transfer.peer_link import LinkIdentity
 from kv_transfer.pool_layout import layout_of, shared_pool_of
 from kv_transfer.sender import KVSender
 from prefill_workers.config import PrefillWorkerConfig
-from prefill_workers.hand_over import BlockTables, HandOver
+from prefill_workers.hand_over import HandOver, Starts
 from prefill_workers.service import PrefillService
 from rpc.admission import Admission
 from rpc.description import WorkerDescription
@@ -139,7 +139,10 @@ class PrefillWorker:
             shared_pool=shared_pool_of(engine),
         )
         self._stuck_links = identity.stuck_links
-        self._engine_loop = EngineLoop(engine, on_step=self._on_step)
+        self._starts = Starts()
+        self._engine_loop = EngineLoop(
+            engine, on_step=self._on_step, on_start=self._starts.on_start
+        )
         self._grammars = GrammarLibrary.of_checkpoint(
             self._config.engine.model_path,
             vocab_size=engine.vocab_size,
@@ -170,10 +173,9 @@ class PrefillWorker:
                 export=self._export,
             ),
         )
-        self._tables = BlockTables(engine)
         self._hand_over = HandOver(
             engine_loop=self._engine_loop,
-            tables=self._tables,
+            starts=self._starts,
             sender=self._sender,
             admission=self._admission,
             worker_id=description.worker_id,
@@ -193,7 +195,6 @@ class PrefillWorker:
 
     def _on_step(self, output: StepOutput) -> None:
         """Runs on the engine's thread, after each of its turns."""
-        self._tables.on_step(output)
         self._state.on_step(output)
 
     def _add_servicers(self, server: grpc.aio.Server) -> None:

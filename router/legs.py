@@ -1,5 +1,6 @@
 """The calls of one attempt, as they go over the wire."""
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from router.worker_state import WorkerState
 from rpc.channel import ChannelPool
 
 RELEASE_TIMEOUT_S = 2.0
+RELEASE_PAUSES_S = (0.2, 0.5, 1.0)  # between tries; together they outlast a default lease
 
 # Generic in the stubs only, so these must stay text at run time.
 PrefillCall: TypeAlias = (
@@ -82,13 +84,22 @@ async def cancel_choice(plan: AttemptPlan, choice_index: int, channels: ChannelP
 
 
 async def release_prefill(plan: AttemptPlan, channels: ChannelPool) -> None:
-    """Tell the prefill worker that nobody will fetch the KV; best effort."""
+    """Tell the prefill worker that nobody will fetch the KV; best effort.
+
+    A worker that is too busy to answer is asked again: until its lease runs out, nobody else can
+    have the blocks.
+    """
     assert plan.prefill is not None
     request = prefill_pb2.ReleaseRequest(transfer_id=plan.transfer_id, epoch=plan.epoch)
-    try:
-        await _prefill_stub(plan.prefill, channels).Release(request, timeout=RELEASE_TIMEOUT_S)
-    except grpc.RpcError as error:
-        _LOGGER.debug("Release on %s failed: %r", plan.prefill.key.worker_id, error)
+    for pause_s in (*RELEASE_PAUSES_S, None):
+        try:
+            await _prefill_stub(plan.prefill, channels).Release(request, timeout=RELEASE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            _LOGGER.debug("Release on %s failed: %r", plan.prefill.key.worker_id, error)
+        else:
+            return
+        if pause_s is not None:
+            await asyncio.sleep(pause_s)
 
 
 def _decode_stub(plan: AttemptPlan, channels: ChannelPool) -> decode_pb2_grpc.DecodeServiceStub:

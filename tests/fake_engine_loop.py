@@ -46,7 +46,7 @@ class FakeEngineLoop:
         self.streams[request_id] = stream
         return stream
 
-    def abort(self, request_id: str, *, still_read: Sequence[int] = ()) -> None:
+    def abort(self, request_id: str, *, in_flight: Sequence[int] = ()) -> None:
         self.aborted.append(request_id)
         if request_id in self.streams:
             for choice_index in sorted(self.streams[request_id].open_choices):

@@ -109,9 +109,17 @@ class Decode:
             config=self.config,
             connect=lambda peer: TcpLinkControl(int(peer.address.rsplit(":", 1)[1])),
         )
-        self.receiver = KVReceiver(self.pool, layout=self.layout, worker=DECODE, config=self.config)
+        self.receiver = KVReceiver(
+            self.pool,
+            layout=self.layout,
+            worker=DECODE,
+            config=self.config,
+            end_quarantine=self.end_quarantine,
+        )
         self.num_transfers = 0
         self.free_blocks = list(range(NUM_BLOCKS))
+        # given back while an operation still wrote them
+        self.quarantined: list[int] = []
 
     async def start(self, *block_sizes: int, faults: Sequence[dict] = ()) -> None:
         for number, block_size in enumerate(block_sizes):
@@ -151,33 +159,45 @@ class Decode:
         prefill = self.prefills[worker_id]
         rng = random.Random(transfer_id)
         source = rng.sample(range(NUM_BLOCKS), -(-num_tokens // prefill.pool.shape[3]))
-        rng.shuffle(self.free_blocks)
-        num_blocks = self.layout.num_blocks(num_tokens + 1)
-        target, self.free_blocks = self.free_blocks[:num_blocks], self.free_blocks[num_blocks:]
+        target: list[int] = []
 
         async def reserve() -> Reservation:
-            return Reservation(target, num_cached)
+            rng.shuffle(self.free_blocks)
+            num_blocks = self.layout.num_blocks(num_tokens + 1)
+            target[:], self.free_blocks = (
+                self.free_blocks[:num_blocks],
+                self.free_blocks[num_blocks:],
+            )
+            return Reservation(list(target), num_cached)
+
+        def give_back(in_flight: Sequence[int]) -> None:
+            # the others at once: nothing may touch them any more, the next transfer may own them
+            self.free_blocks += set(target) - set(in_flight)
+            self.quarantined += in_flight
 
         order = ReceiveOrder(transfer_id=transfer_id, epoch=1, link=link, num_tokens=num_tokens)
-        try:
-            await prefill.control.call(
-                "prefill",
-                {
-                    "transfer_id": transfer_id,
-                    "decode_worker": DECODE,
-                    "block_ids": source,
-                    "num_tokens": num_tokens,
-                    "chunk": chunk,
-                    "delay_s": delay_s,
-                },
-            )
-            received = await self.receiver.receive(order, prefill.control, reserve)
-        finally:
-            # at once: nothing may touch them any more, and the next transfer may own them
-            self.free_blocks += target
+        await prefill.control.call(
+            "prefill",
+            {
+                "transfer_id": transfer_id,
+                "decode_worker": DECODE,
+                "block_ids": source,
+                "num_tokens": num_tokens,
+                "chunk": chunk,
+                "delay_s": delay_s,
+            },
+        )
+        received = await self.receiver.receive(order, prefill.control, reserve, give_back)
         assert received.commit.choices[0].token_id == transfer_id
         sent = tokens_of(prefill.pool, source, num_tokens)[num_cached:]
         assert torch.equal(sent, tokens_of(self.pool, target, num_tokens)[num_cached:])
+        self.free_blocks += target
+
+    def end_quarantine(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            self.quarantined.remove(block_id)
+            if block_id not in self.quarantined:
+                self.free_blocks.append(block_id)
 
     async def close(self) -> None:
         await self.dialer.close()

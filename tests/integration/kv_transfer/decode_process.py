@@ -29,7 +29,9 @@ async def receive(options: dict, parent: ProcessConnection) -> None:
         config=config,
         connect=lambda peer: TcpLinkControl(port),
     )
-    receiver = KVReceiver(pool, layout=layout, worker=worker, config=config)
+    receiver = KVReceiver(
+        pool, layout=layout, worker=worker, config=config, end_quarantine=lambda block_ids: None
+    )
     peer = PeerInfo(worker=WorkerRef(*options["prefill_worker"]), address="here")
     dialer.set_peers("ingress", [peer])
     await eventually(lambda: dialer.link_for(peer.worker.worker_id), 20.0)
@@ -44,7 +46,7 @@ async def receive(options: dict, parent: ProcessConnection) -> None:
             transfer_id=transfer_id, epoch=1, link=link, num_tokens=options["num_tokens"]
         )
         try:
-            await receiver.receive(order, TcpTransferControl(port), reserve)
+            await receiver.receive(order, TcpTransferControl(port), reserve, lambda in_flight: None)
         except TransferFailedError as error:
             parent.send(str(error.reason))
         else:

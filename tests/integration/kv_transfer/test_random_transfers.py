@@ -165,5 +165,6 @@ async def test_random_transfers_leave_the_pools_intact(
     assert run.outcomes["arrived"] > (run.num_started - run.outcomes["no link"]) / 2
     await decode.link_up(timeout_s=30.0)
     await asyncio.gather(*(all_given_back(each) for each in decode.prefills.values()))
+    assert decode.quarantined == []
     assert sorted(decode.free_blocks) == list(range(len(decode.pool)))
     assert decode.receiver.num_active == 0

@@ -84,7 +84,7 @@ async def test_the_peer_reads_the_pool_and_cannot_write_it(memory: SharedMemory)
         os.truncate(memory.descriptor, 1)
 
     owner.lend([5, 6], TIMEOUT_S)
-    assert reader.borrow(TIMEOUT_S) == (5, 6)
+    assert reader.borrow(2, TIMEOUT_S) == (5, 6)
     with pytest.raises(LinkTimeoutError):
         owner.wait_given_back(0.05)
     reader.give_back()
@@ -92,7 +92,7 @@ async def test_the_peer_reads_the_pool_and_cannot_write_it(memory: SharedMemory)
 
     owner.abort()
     with pytest.raises(LinkBrokenError, match="closed"):
-        reader.borrow(TIMEOUT_S)
+        reader.borrow(1, TIMEOUT_S)
     owner.close()
     unread = asyncio.create_task(owner.wait_unread())
     await asyncio.sleep(0.05)

@@ -31,7 +31,7 @@ class FakeReceiver:
     def __init__(self) -> None:
         self.result: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
 
-    async def receive(self, order, control, reserve) -> Received:
+    async def receive(self, order, control, reserve, give_back) -> Received:
         await reserve()
         return await self.result
 

@@ -123,11 +123,12 @@ async def test_a_fetch_brings_its_verdict(verdict: FetchVerdict) -> None:
     assert (answer.verdict, answer.digest) == (verdict, b"d")
 
 
-async def test_a_fetch_without_an_answer_raises_and_a_release_does_not() -> None:
+async def test_a_fetch_and_a_release_without_an_answer_raise() -> None:
     channel = make_channel(
         Fetch=rpc_error(grpc.StatusCode.UNAVAILABLE),
         Release=rpc_error(grpc.StatusCode.UNAVAILABLE),
     )
     with pytest.raises(ControlClosedError):
         await channel.fetch(ORDER)
-    await channel.release(1, epoch=2)
+    with pytest.raises(ControlClosedError):
+        await channel.release(1, epoch=2)

@@ -211,6 +211,7 @@ class DirectControl:
     sender: KVSender
     before_fetch: list[Exception] = field(default_factory=list)
     after_fetch: list[Exception] = field(default_factory=list)
+    before_release: list[Exception] = field(default_factory=list)
     fetches: list[FetchOrder] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
 
@@ -234,6 +235,8 @@ class DirectControl:
         return reply
 
     async def release(self, transfer_id: int, *, epoch: int) -> None:
+        if self.before_release:
+            raise self.before_release.pop(0)
         self.released.append(transfer_id)
         self.sender.release(transfer_id, epoch=epoch)
 
@@ -283,8 +286,15 @@ class Pair:
             acceptor=self.acceptor,
             end_quarantine=self.quarantine_ended.extend,
         )
+        # of the decode side: what was given back while an operation wrote it, and what it ended
+        self.given_up: list[int] = []
+        self.d_quarantine_ended: list[int] = []
         self.receiver = KVReceiver(
-            self.d_pool, layout=self.d_layout, worker=DECODE, config=self.config
+            self.d_pool,
+            layout=self.d_layout,
+            worker=DECODE,
+            config=self.config,
+            end_quarantine=self.d_quarantine_ended.extend,
         )
         self.control = DirectControl(self.sender)
         self.given_back: list[int] = []

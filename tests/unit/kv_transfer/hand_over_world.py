@@ -1,11 +1,12 @@
 """Two workers, their memory and a network that may do anything: the machines' world, no torch.
 
 Each end does with the machines and tickets what `KVSender`, `KVReceiver` and the links do. Memory
-is modelled token by token, so that a block which was reused too early shows as a wrong token.
+is modelled token by token, so that a block which was reused too early shows as a wrong token: a
+receive that has begun writes the places it was given, whoever owns them by then.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.control import (
@@ -42,6 +43,8 @@ class Memory:
     def __init__(self) -> None:
         self.free = list(range(NUM_BLOCKS))
         self.owners: dict[int, list[int]] = {}
+        # nobody's, and not to be given away: an operation may still write it
+        self.quarantined: list[int] = []
         self.tokens: dict[tuple[int, int], tuple[int, int]] = {}
 
     def allocate(self, owner: int, num_tokens: int) -> bool:
@@ -51,22 +54,37 @@ class Memory:
         self.owners[owner], self.free = self.free[:num_blocks], self.free[num_blocks:]
         return True
 
-    def give_back(self, owner: int) -> None:
+    def give_back(self, owner: int, in_flight: Sequence[int] = ()) -> None:
         blocks = self.owners.pop(owner)
+        self.quarantined += in_flight
+        self._set_free([block for block in blocks if block not in in_flight])
+
+    def end_quarantine(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.quarantined.remove(block)
+        self._set_free([block for block in blocks if block not in self.quarantined])
+
+    def places(self, owner: int, start: int, end: int) -> list[tuple[int, int]]:
+        blocks = self.owners[owner]
+        return [(blocks[token // BLOCK], token % BLOCK) for token in range(start, end)]
+
+    def write(self, owner: int, start: int, values: list[tuple[int, int]]) -> None:
+        self.put(self.places(owner, start, start + len(values)), values)
+
+    def put(self, places: list[tuple[int, int]], values: list[tuple[int, int]]) -> None:
+        self.tokens.update(zip(places, values, strict=True))
+
+    def read(self, owner: int, start: int, end: int) -> list[tuple[int, int]]:
+        return [self.tokens[place] for place in self.places(owner, start, end)]
+
+    def _set_free(self, blocks: list[int]) -> None:
         self.free += blocks
         for block, offset in itertools.product(blocks, range(BLOCK)):
             self.tokens.pop((block, offset), None)
 
-    def write(self, owner: int, start: int, values: list[tuple[int, int]]) -> None:
-        for token, value in enumerate(values, start):
-            self.tokens[self.owners[owner][token // BLOCK], token % BLOCK] = value
-
-    def read(self, owner: int, start: int, end: int) -> list[tuple[int, int]]:
-        blocks = self.owners[owner]
-        return [self.tokens[blocks[token // BLOCK], token % BLOCK] for token in range(start, end)]
-
     def check(self) -> None:
         held = [block for blocks in self.owners.values() for block in blocks]
+        held += set(self.quarantined)
         assert sorted(held + self.free) == list(range(NUM_BLOCKS)), "blocks were lost or doubled"
 
 
@@ -79,6 +97,12 @@ class Operation:
     order: FetchOrder
     posted_at: float
     is_done: bool = False
+    # of the decode side: where it writes; nowhere when nobody wanted it as it began
+    places: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> list[int]:
+        return sorted({block for block, _ in self.places})
 
 
 class PrefillEnd:
@@ -278,23 +302,40 @@ class DecodeEnd:
         if self.issuer.open_order != order:
             return
         self.issuer.settle(verdict)
+        transfer = self._of(order.transfer_id, order.epoch)
         if verdict is FetchVerdict.GRANTED:
             self.operations.append(Operation(order, now))
-        if (transfer := self._of(order.transfer_id, order.epoch)) is not None:
+            if transfer is not None:
+                self.operations[-1].places = self.memory.places(
+                    order.transfer_id, order.token_start, order.token_end
+                )
+        if transfer is not None:
             fetch = Fetch(order.token_start, order.token_end)
             self.act(order.transfer_id, transfer.machine.fetch_replied(fetch, verdict, now), now)
         self.issue_next(now)
 
-    def arrive(self, order: FetchOrder, staged: list[tuple[int, int]], now: float) -> None:
-        """The bytes are in the link's buffer: into the pool while they are wanted."""
+    def arrive(self, operation: Operation, sent: list[tuple[int, int]], now: float) -> None:
+        """The bytes are where the operation was told to put them, wanted or not."""
+        order = operation.order
+        if operation.places:
+            self.memory.put(operation.places, sent)
+        self.operation_ended(operation)
         transfer = self._of(order.transfer_id, order.epoch)
-        if transfer is None:
-            return
-        self.memory.write(order.transfer_id, order.token_start, staged)
-        fetch = Fetch(order.token_start, order.token_end)
-        self.act(order.transfer_id, transfer.machine.arrived(fetch, b"", now), now)
+        if transfer is not None:
+            fetch = Fetch(order.token_start, order.token_end)
+            self.act(order.transfer_id, transfer.machine.arrived(fetch, b"", now), now)
+        self.reserve_next(now)
+
+    def operation_ended(self, operation: Operation) -> None:
+        operation.is_done = True
+        order = operation.order
+        if operation.places and self._of(order.transfer_id, order.epoch) is None:
+            self.memory.end_quarantine(operation.blocks)
 
     def break_link(self, now: float) -> None:
+        for operation in self.operations:
+            if not operation.is_done:
+                self.operation_ended(operation)
         self.new_link()
         for id_ in list(self.transfers):
             self.act(id_, self.transfers[id_].machine.fail(FailureReason.LINK_BROKEN), now)
@@ -369,7 +410,13 @@ class DecodeEnd:
         if id_ in self.reserving:
             self.reserving.remove(id_)
         if id_ in self.memory.owners:
-            self.memory.give_back(id_)
+            key = (id_, transfer.epoch)
+            under_way = [
+                each
+                for each in self.operations
+                if not each.is_done and (each.order.transfer_id, each.order.epoch) == key
+            ]
+            self.memory.give_back(id_, [block for each in under_way for block in each.blocks])
         self.send("prefill", "release", id_, transfer.epoch)
         self.reserve_next(now)
         self.issue_next(now)

@@ -62,6 +62,7 @@ async def hand_over(
             ReceiveOrder(transfer_id=transfer_id, epoch=1, link=pair.link, num_tokens=num_tokens),
             pair.control,
             reserve,
+            pair.given_up.extend,
         )
     )
     for done in [*range(chunk, num_tokens, chunk), num_tokens]:
@@ -116,7 +117,7 @@ async def test_a_finished_commit_transfers_nothing(pair: Pair) -> None:
     pair.sender.offer(1, 9, [1, 2, 3])
     pair.sender.commit(1, commit_of(9, "stop"))
     order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=9)
-    received = await pair.receiver.receive(order, pair.control, reserve)
+    received = await pair.receiver.receive(order, pair.control, reserve, pair.given_up.extend)
     assert received.commit.choices[0].finish_reason == "stop"
     assert received.num_bytes == 0
 
@@ -143,7 +144,9 @@ async def test_cancel_gives_back_both_sides(pair: Pair) -> None:
     async def reserve():
         return Reservation(list(range(11)))
 
-    receiving = asyncio.create_task(pair.receiver.receive(order, pair.control, reserve))
+    receiving = asyncio.create_task(
+        pair.receiver.receive(order, pair.control, reserve, pair.given_up.extend)
+    )
     pair.sender.offer(1, 20, list(range(5)))
     await eventually(lambda: pair.control.fetches)
     receiving.cancel()
@@ -165,7 +168,9 @@ async def test_router_cancel_is_gone_for_the_decode_side(pair: Pair) -> None:
     async def reserve():
         return Reservation(list(range(11)))
 
-    receiving = asyncio.create_task(pair.receiver.receive(order, pair.control, reserve))
+    receiving = asyncio.create_task(
+        pair.receiver.receive(order, pair.control, reserve, pair.given_up.extend)
+    )
     await asyncio.sleep(0.01)
     pair.sender.cancel(1)
     assert pair.given_back == [1]
@@ -217,7 +222,7 @@ async def test_a_decode_worker_that_waits_for_room_keeps_the_lease(pair: Pair) -
         return Reservation([1, 2])
 
     order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=4)
-    received = await pair.receiver.receive(order, pair.control, reserve)
+    received = await pair.receiver.receive(order, pair.control, reserve, pair.given_up.extend)
     assert received.commit.choices[0].token_id == 7
     assert pair.sender.counters.leases_expired == 0
 
@@ -300,7 +305,7 @@ async def test_a_peer_that_never_answers_costs_one_deadline(pair: Pair) -> None:
     order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=4)
     async with asyncio.timeout(1.6):
         with pytest.raises(TransferFailedError) as failure:
-            await pair.receiver.receive(order, Silent(), reserve)
+            await pair.receiver.receive(order, Silent(), reserve, pair.given_up.extend)
     assert failure.value.reason is FailureReason.TIMEOUT
 
 
@@ -309,7 +314,7 @@ async def test_no_room_is_bounded_by_the_order(pair: Pair) -> None:
     pair.sender.offer(1, 4, [0])
     order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=4, timeout_s=0.1)
     with pytest.raises(TransferFailedError) as failure:
-        await pair.receiver.receive(order, pair.control, asyncio.Event().wait)
+        await pair.receiver.receive(order, pair.control, asyncio.Event().wait, pair.given_up.extend)
     assert failure.value.reason is FailureReason.NO_ROOM
 
 
@@ -322,7 +327,7 @@ async def test_an_error_of_the_reservation_reaches_the_caller(pair: Pair) -> Non
 
     order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=4)
     with pytest.raises(ValueError, match="never fits"):
-        await pair.receiver.receive(order, pair.control, reserve)
+        await pair.receiver.receive(order, pair.control, reserve, pair.given_up.extend)
 
 
 async def test_blocks_wait_for_granted_sends() -> None:
@@ -382,3 +387,54 @@ async def test_what_is_queued_behind_a_failed_operation_posts_nothing(pair: Pair
     results = await asyncio.gather(live.run(fail), live.run(post), return_exceptions=True)
     assert [type(each) for each in results] == [RuntimeError, LinkBrokenError]
     assert posted == []
+
+
+async def test_a_release_that_is_not_heard_is_said_again(pair: Pair) -> None:
+    pair.control.before_release = [OSError("lost"), OSError("lost")]
+    await hand_over(pair, 23)
+    assert pair.given_back == []
+    await eventually(lambda: pair.given_back == [1])
+    assert pair.sender.counters.leases_expired == 0
+
+
+async def test_closing_does_not_wait_for_a_peer_that_is_gone(pair: Pair) -> None:
+    pair.control.before_release = [OSError("gone")] * 9
+    await hand_over(pair, 23)
+    async with asyncio.timeout(0.3):
+        await pair.receiver.close()
+    pair.sender.cancel(1)
+
+
+async def test_a_commit_that_ends_the_request_leaves_what_travels_in_quarantine(
+    pair: Pair,
+) -> None:
+    """The prefill side has not posted its half yet, so the receive is under way."""
+    pair.open(1, 9)
+    pair.sender.offer(1, 8, [1, 2, 3])
+    posting = asyncio.Event()
+    run = pair.acceptor.link_for(DECODE, 1).live.run
+
+    def run_later(job):
+        async def wait():
+            await posting.wait()
+            return await run(job)
+
+        return asyncio.ensure_future(wait())
+
+    pair.acceptor.link_for(DECODE, 1).live.run = run_later
+
+    async def reserve():
+        return Reservation([5, 6, 7])
+
+    order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=9)
+    receiving = asyncio.create_task(
+        pair.receiver.receive(order, pair.control, reserve, pair.given_up.extend)
+    )
+    await eventually(lambda: pair.wires.by_id and next(iter(pair.wires.by_id.values())).receives)
+    pair.sender.offer(1, 9, [1, 2, 3])
+    pair.sender.commit(1, commit_of(9, "stop"))
+    await receiving
+    assert pair.given_up == [5, 6]
+    assert pair.d_quarantine_ended == []
+    posting.set()
+    await eventually(lambda: pair.d_quarantine_ended == [5, 6])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.digest import range_digest
 from kv_transfer.layout import block_range, incompatibility, split_range
-from kv_transfer.staging import block_parts
+from kv_transfer.pool_blocks import block_parts
 from tests.unit.kv_transfer.fakes import make_layout, make_pool, tokens_of
 
 
@@ -33,6 +33,8 @@ def test_pieces_cover_the_range_once_and_both_sides_cut_alike(
         for one, other in ((layout, peer_block_size), (theirs, block_size))
     )
     assert pieces == same_pieces
+    assert [p.as_slabs for p in pieces] == sorted(p.as_slabs for p in pieces)
+    pieces.sort(key=lambda piece: piece.token_start)
     assert pieces[0].token_start == start
     assert pieces[-1].token_end == start + length
     for before, after in itertools.pairwise(pieces):

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from kv_transfer import nccl_settings
+from kv_transfer.backend import LinkBrokenError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     LinkAccepted,
@@ -17,9 +18,11 @@ from kv_transfer.control import (
     StaleLinkError,
     WorkerRef,
 )
+from kv_transfer.link import LinkSpec
 from kv_transfer.link_acceptor import LinkAcceptor
 from kv_transfer.link_end import LinkEnd
 from kv_transfer.link_status import LinkState
+from kv_transfer.live_link import LiveLink
 from kv_transfer.peer_link import LinkIdentity
 from kv_transfer.peer_views import PeerViews, choose_peers
 from kv_transfer.store import RendezvousStore
@@ -27,7 +30,10 @@ from tests.unit.kv_transfer.fakes import (
     CPU,
     DECODE,
     PREFILL,
+    FakeLink,
     Pair,
+    Wire,
+    Wires,
     control_pair,
     eventually,
     make_layout,
@@ -258,3 +264,46 @@ async def test_a_view_full_of_names_pushes_no_working_link_out() -> None:
             pair.dialer.set_peers("ingress", [real, *ghosts[:2]])
             await asyncio.sleep(0.02)
     await pair.close()
+
+
+async def test_links_end_while_the_loops_own_threads_are_taken() -> None:
+    """What blocks there, be it the end of other links, holds up no link's abort."""
+    pair = Pair()
+    await pair.link_up()
+    taken = threading.Event()
+    blocking = [asyncio.ensure_future(asyncio.to_thread(taken.wait)) for _ in range(40)]
+    try:
+        async with asyncio.timeout(2.0):
+            await pair.link.live.close("test")
+    finally:
+        taken.set()
+        await asyncio.gather(*blocking)
+        await pair.close()
+
+
+class SlowLink(FakeLink):
+    """One whose building nothing interrupts."""
+
+    release = threading.Event()
+
+    def build(self) -> None:
+        assert self.release.wait(10.0)
+        super().build()
+
+
+async def test_what_a_peer_may_read_stays_its_own_until_the_links_thread_has_ended() -> None:
+    wires, control = Wires(), control_pair()[0]
+    spec = LinkSpec(link_id="a", is_sender=True, backend="gloo", timeout_s=0.1, device=CPU)
+    live = LiveLink(
+        spec,
+        control,
+        layout=make_layout(),
+        peer_layout=make_layout(),
+        make_link=lambda spec, store: SlowLink(wires.by_id.setdefault("a", Wire()), spec, store),
+    )
+    with pytest.raises(LinkBrokenError):
+        await live.build()
+    await live.close("test")
+    assert not live.unread.done()
+    SlowLink.release.set()
+    await asyncio.wait_for(live.unread, 2.0)

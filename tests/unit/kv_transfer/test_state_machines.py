@@ -166,10 +166,9 @@ class HandOvers(RuleBasedStateMachine):
                 continue
             order = sent.order
             assert order == received.order, "the two sides posted different operations"
-            staged = self.prefill.memory.read(order.transfer_id, order.token_start, order.token_end)
-            received.is_done = True
+            tokens = self.prefill.memory.read(order.transfer_id, order.token_start, order.token_end)
             self.prefill.operation_ended(sent)
-            self.decode.arrive(order, staged, self.now)
+            self.decode.arrive(received, tokens, self.now)
             return
 
     @rule(steps=st.integers(1, 40))
@@ -232,6 +231,7 @@ class HandOvers(RuleBasedStateMachine):
 
     def check(self) -> None:
         self.blocks_are_conserved()
+        self.what_is_written_belongs_to_nobody_else()
         self.both_sides_post_the_same()
         self.nobody_outlives_a_deadline()
 
@@ -242,6 +242,17 @@ class HandOvers(RuleBasedStateMachine):
             assert set(end.memory.owners) <= set(end.transfers), "blocks without an owner"
         for transfer in self.prefill.transfers.values():
             assert transfer.state is not SenderState.CLOSED
+
+    @invariant()
+    def what_is_written_belongs_to_nobody_else(self) -> None:
+        memory = self.decode.memory
+        for operation in self.decode.operations:
+            if operation.is_done or not operation.places:
+                continue
+            id_ = operation.order.transfer_id
+            is_wanted = self.decode._of(id_, operation.order.epoch) is not None
+            own = memory.owners[id_] if is_wanted else memory.quarantined
+            assert set(operation.blocks) <= set(own), "a block is reused while it is written"
 
     @invariant()
     def both_sides_post_the_same(self) -> None:
@@ -277,6 +288,7 @@ class HandOvers(RuleBasedStateMachine):
         assert not self.prefill.transfers
         assert not self.prefill.memory.owners
         assert not self.decode.memory.owners
+        assert not self.decode.memory.quarantined
 
 
 HandOvers.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)

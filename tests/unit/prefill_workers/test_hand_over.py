@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 import pytest
 
 from engine.engine_thread import EngineFailedError
-from engine.load import StepOutput
 from engine.request import FinishReason, Request, RequestOutput
 from engine.sampling.params import SamplingParams
 from kv_transfer.control import Commit, WorkerRef
 from kv_transfer.moved_range import MovedRange
 from kv_transfer.sender_state import SenderOrder
-from prefill_workers.hand_over import BlockTables, HandOver, PrefillOrder
+from prefill_workers.hand_over import HandOver, PrefillOrder, Starts
 from rpc.admission import Admission
 from rpc.errors import (
     AdmissionRefusedError,
@@ -29,7 +27,7 @@ class FakeSender:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
-        self.on_release: Callable[[Sequence[int]], None] = lambda still_read: None
+        self.on_release: Callable[[Sequence[int]], None] = lambda in_flight: None
 
     def open(
         self,
@@ -64,10 +62,10 @@ class Bench:
             incarnation=7, max_waiting=max_waiting, retry_after_s=lambda: 0.5
         )
         self.admission.open()
-        self.tables = BlockTables(SimpleNamespace(blocks_of=lambda request_id: [4, 5]))
+        self.starts = Starts()
         self.hand_over = HandOver(
             engine_loop=self.engine_loop,
-            tables=self.tables,
+            starts=self.starts,
             sender=self.sender,
             admission=self.admission,
             worker_id="prefill-0",
@@ -95,10 +93,16 @@ class Bench:
 
         return asyncio.create_task(collect())
 
+    def start(self, *, num_cached_tokens: int = 0) -> None:
+        """The engine is about to run the request for the first time."""
+        request = self.engine_loop.requests[self.engine_loop.only_id]
+        request.block_ids = [4, 5]
+        request.num_computed_tokens = num_cached_tokens
+        self.starts.on_start(request)
+
     def step(self, **facts: object) -> None:
-        """One engine step: outputs leave first, then the observer runs."""
-        output = self.engine_loop.deliver(self.engine_loop.only_id, **facts)
-        self.tables.on_step(StepOutput(outputs=[output]))
+        """One engine step."""
+        self.engine_loop.deliver(self.engine_loop.only_id, **facts)
 
 
 async def turns(count: int = 10) -> None:
@@ -106,17 +110,32 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_cached_prefix_is_offered_before_the_first_step_ends() -> None:
+    bench = Bench()
+    running = bench.prefill()
+    await turns()
+    assert bench.sender.names() == ["open"]
+    bench.start(num_cached_tokens=4)
+    await turns()
+    assert bench.sender.calls[1:] == [("offer", (4, (4, 5)))]
+    bench.step(num_computed_tokens=10, token_ids=(42,))
+    await running
+    assert bench.sender.names() == ["open", "offer", "offer", "commit"]
+
+
 async def test_each_chunk_is_offered_and_the_last_committed() -> None:
     bench = Bench()
     running = bench.prefill()
+    await turns()
+    bench.start()
     await turns()
     bench.step(num_computed_tokens=6)
     await turns()
     bench.step(num_computed_tokens=10, token_ids=(42,))
     outputs = await running
     assert [each.num_computed_tokens for each in outputs] == [6, 10]
-    assert bench.sender.names() == ["open", "offer", "offer", "commit"]
-    assert bench.sender.calls[1] == ("offer", (6, (4, 5)))
+    assert bench.sender.names() == ["open", "offer", "offer", "offer", "commit"]
+    assert bench.sender.calls[1:3] == [("offer", (0, (4, 5))), ("offer", (6, (4, 5)))]
     commit = bench.sender.calls[-1][1]
     assert (commit.num_tokens, commit.choices[0].token_id) == (10, 42)
     assert not bench.engine_loop.aborted  # the blocks stay held
