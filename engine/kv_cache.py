@@ -1,5 +1,6 @@
 """The KV tensor: one slab per block, so that a block hands over without a gather."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.shared_memory import SharedMemory
+
+logger = logging.getLogger(__name__)
 
 LAYOUT_VERSION = 1
 
@@ -60,7 +63,8 @@ class KVCache:
         # What other processes of this host may map: [num_blocks + 1, ..], as it lies.
         self.shared_memory: SharedMemory | None = None
         if is_shared:
-            self.shared_memory = SharedMemory(math.prod(shape) * spec.torch_dtype.itemsize)
+            self.shared_memory = _allocate_shared(math.prod(shape) * spec.torch_dtype.itemsize)
+        if self.shared_memory is not None:
             storage = self.shared_memory.tensor(shape, spec.torch_dtype)
         else:
             storage = torch.zeros(shape, dtype=spec.torch_dtype, device=spec.device)
@@ -100,3 +104,12 @@ class KVCache:
             # Grown in big steps: fresh pages cost three times the copy itself.
             self._scratch = self.slab_rows.new_empty(2 * num_slabs * width)
         return self._scratch[: num_slabs * width].view(num_slabs, width)
+
+
+def _allocate_shared(num_bytes: int) -> SharedMemory | None:
+    """Memory that others may map; None where the system has none of this kind, or no more."""
+    try:
+        return SharedMemory(num_bytes)
+    except (OSError, AttributeError) as error:
+        logger.warning("no shared memory for the KV pool, so it is private: %s", error)
+        return None

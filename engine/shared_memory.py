@@ -35,8 +35,3 @@ class SharedMemory:
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """View the start of the memory, writable; the mapping lives as long as the view."""
         return torch.frombuffer(self._mapping, dtype=dtype, count=math.prod(shape)).view(shape)
-
-
-def is_available() -> bool:
-    """Whether this system has memory of this kind."""
-    return hasattr(os, "memfd_create")

@@ -89,9 +89,10 @@ def test_the_store_is_mirrored_and_enforces_its_own_timeout() -> None:
         store.get("c")
     with pytest.raises(TimeoutError):
         store.wait(["a", "c"], timedelta(seconds=100))
-    threading.Timer(0.01, store.close, ["peer gone"]).start()
+    patient = RendezvousStore(lambda key, value: None, timeout_s=30.0)
+    threading.Timer(0.01, patient.close, ["peer gone"]).start()
     with pytest.raises(ConnectionError, match="peer gone"):
-        RendezvousStore.get(store, "c")
+        RendezvousStore.get(patient, "c")
 
 
 def test_nccl_settings_keep_the_process_alive() -> None:
