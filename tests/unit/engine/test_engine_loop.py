@@ -256,7 +256,7 @@ async def test_failing_again_and_again_ends_the_engine_and_every_stream(
 async def test_a_broken_engine_answers_the_verbs_of_its_last_turn(
     loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ):
-    def break_down() -> StepOutput:
+    def break_down(on_start: object) -> StepOutput:
         raise AssertionError("the books do not agree")
 
     monkeypatch.setattr(loop._engine, "step", break_down)
@@ -265,11 +265,26 @@ async def test_a_broken_engine_answers_the_verbs_of_its_last_turn(
     assert isinstance(loop.failure, AssertionError)
 
 
+async def test_a_start_is_told_once_and_before_the_first_output(
+    make_engine: Callable[..., Engine],
+):
+    told: list[tuple[str, int]] = []
+    loop = EngineLoop(
+        make_engine(),
+        on_start=lambda request: told.append((request.request_id, len(request.block_ids))),
+    )
+    loop.start()
+    async for _ in await loop.submit(make_request("r", PROMPT)):
+        assert [name for name, _ in told] == ["r"]
+    assert told[0][1] > 0, "it has its blocks by then"
+    await loop.stop()
+
+
 async def test_an_observer_that_raises_harms_nobody(make_engine: Callable[..., Engine]):
-    def observe(step: StepOutput) -> None:
+    def observe(step: object) -> None:
         raise RuntimeError("observer")
 
-    loop = EngineLoop(make_engine(), on_step=observe)
+    loop = EngineLoop(make_engine(), on_step=observe, on_start=observe)
     loop.start()
     outputs = await collect(await loop.submit(make_request("r", PROMPT)))
     assert outputs[-1].finish_reason is FinishReason.LENGTH
@@ -282,7 +297,7 @@ async def test_the_heartbeat_ages_while_a_step_hangs(
     hang = threading.Event()
     step = loop._engine.step
 
-    def hanging_step() -> StepOutput:
+    def hanging_step(on_start: object) -> StepOutput:
         hang.wait(5.0)
         return step()
 
