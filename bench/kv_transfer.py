@@ -13,7 +13,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
@@ -26,11 +28,27 @@ from kv_transfer.range_mover import RangeOrder
 
 _SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 _CPU = torch.device("cpu")
-# name, prefill block size, decode block size, whether block ids are scattered
+_PREFILL_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    name: str
+    decode_block: int = _PREFILL_BLOCK
+    is_scattered: bool = True
+    # whether the bytes are those of whole blocks, as each chunk but the last of a prompt
+    is_whole: bool = True
+
+    def num_tokens(self, num_bytes: int) -> int:
+        unit = _PREFILL_BLOCK if self.is_whole else 1
+        return unit * max(1, round(num_bytes / (unit * _layout(unit).bytes_per_token)))
+
+
 _CASES = [
-    ("slabs, consecutive", 32, 32, False),
-    ("slabs, scattered", 32, 32, True),
-    ("unequal blocks", 32, 16, True),
+    _Case("consecutive", is_scattered=False),
+    _Case("scattered"),
+    _Case("part of a block", is_whole=False),
+    _Case("unequal blocks", decode_block=16),
 ]
 _TIMEOUT_S = 30.0
 
@@ -62,14 +80,14 @@ class _End:
     def measure(self, num_bytes: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
         """Return (bare, ours) seconds of each round, by case."""
         results: dict[str, list[tuple[float, float]]] = {}
-        bare = torch.ones(num_bytes, dtype=torch.uint8)
-        for name, prefill_block, decode_block, is_scattered in _CASES:
-            move = self._our_move(num_bytes, prefill_block, decode_block, is_scattered)
+        for case in _CASES:
+            num_tokens = case.num_tokens(num_bytes)
+            tensor = torch.ones(num_tokens * _layout(1).bytes_per_token, dtype=torch.uint8)
+            bare = partial(self._bare_move, tensor)
+            move = self._our_move(num_tokens, case)
             self._time(move)
-            self._time(lambda: self._bare_move(bare))
-            results[name] = [
-                (self._time(lambda: self._bare_move(bare)), self._time(move)) for _ in range(rounds)
-            ]
+            self._time(bare)
+            results[case.name] = [(self._time(bare), self._time(move)) for _ in range(rounds)]
         return results
 
     def _time(self, move: Callable[[], None]) -> float:
@@ -84,15 +102,12 @@ class _End:
         operation = self._link.send(tensor) if self._is_sender else self._link.receive(tensor)
         operation.wait(_TIMEOUT_S)
 
-    def _our_move(
-        self, num_bytes: int, prefill_block: int, decode_block: int, is_scattered: bool
-    ) -> Callable[[], None]:
-        layouts = _layout(prefill_block), _layout(decode_block)
+    def _our_move(self, num_tokens: int, case: _Case) -> Callable[[], None]:
+        layouts = _layout(_PREFILL_BLOCK), _layout(case.decode_block)
         ours, theirs = layouts if self._is_sender else layouts[::-1]
-        num_tokens = max(1, round(num_bytes / ours.bytes_per_token))
         num_blocks = ours.num_blocks(num_tokens)
         block_ids = list(range(num_blocks))
-        if is_scattered:
+        if case.is_scattered:
             random.Random(0).shuffle(block_ids)
         shape = (num_blocks, ours.num_layers, 2, ours.block_size, ours.num_kv_heads, ours.head_dim)
         ranges = MessageRanges(torch.ones(shape, dtype=torch.bfloat16), ours=ours, theirs=theirs)

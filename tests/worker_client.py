@@ -176,6 +176,12 @@ class WorkerClient:
             message.prefill_worker.CopyFrom(self.workers[prefill].description.to_ref())
         return self.decode_stub(decode).Decode(message, timeout=timeout_s)
 
+    async def release(self, transfer_id: int, *, prefill: str = "prefill-0") -> None:
+        """Tell a prefill worker that nobody will fetch this transfer."""
+        request = prefill_pb2.ReleaseRequest(transfer_id=transfer_id, epoch=1)
+        with suppress(grpc.aio.AioRpcError):
+            await self.prefill_stub(prefill).Release(request, timeout=5.0)
+
     async def run_pair(
         self,
         request: common_pb2.EngineRequest,

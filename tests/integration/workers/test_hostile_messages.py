@@ -17,9 +17,12 @@ HUGE = 2**64 - 1
 GHOST = common_pb2.WorkerRef(worker_id="ghost", incarnation=3)
 
 
-@pytest.fixture
-async def pair(tmp_path: Path, model_path: Path) -> AsyncIterator[WorkerPair]:
-    async with worker_pair(tmp_path, model_path) as started:
+@pytest.fixture(params=["gloo", "shared_memory"])
+async def pair(
+    request: pytest.FixtureRequest, tmp_path: Path, model_path: Path
+) -> AsyncIterator[WorkerPair]:
+    both = {"kv_transfer": {"backend": request.param}}
+    async with worker_pair(tmp_path, model_path, both=both) as started:
         yield started
 
 

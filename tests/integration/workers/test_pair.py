@@ -45,6 +45,31 @@ async def test_shared_memory_hands_over_the_same_tokens_and_frees_both_sides(
         await client.until_quiet()
 
 
+@pytest.mark.parametrize("where", ["prefill", "decode"])
+async def test_auto_falls_back_to_gloo_where_memory_cannot_be_shared_and_says_why(
+    tmp_path: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The prefill worker gets no memory of that kind; or the decode worker cannot map it."""
+
+    def refuse(*_arguments: object) -> object:
+        raise OSError("not here")
+
+    if where == "prefill":
+        monkeypatch.setattr("engine.kv_cache.SharedMemory", refuse)
+    else:
+        monkeypatch.setattr("kv_transfer.shared_memory_channel._map", refuse)
+    async with worker_pair(tmp_path, model_path, both={"kv_transfer": {"backend": "auto"}}) as pair:
+        (link,) = pair.client.workers["decode-0"].load.links
+        assert link.backend == "gloo"
+        assert link.reason.startswith("not shared_memory: ")
+        assert link.generation == (1 if where == "prefill" else 2)
+        assert ("its pool lies in private memory" in link.reason) == (where == "prefill")
+        assert ("not here" in link.reason) == (where == "decode")
+        _, decode = await pair.client.run_pair(make_request(PROMPT, request_id="a"))
+        assert decode.token_ids == tokens_alone(model_path, PROMPT, 8)
+        assert decode.kv_transfer_bytes > 0
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_a_handed_over_request_gives_the_tokens_of_one_engine(
     pair: WorkerPair, model_path: Path, temperature: float

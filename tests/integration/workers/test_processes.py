@@ -20,11 +20,13 @@ from tests.worker_client import WorkerClient, make_request, read_decode, worker_
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["gloo", "shared_memory"])
 def processes(
-    tmp_path_factory: pytest.TempPathFactory, model_path: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_path: Path
 ) -> Iterator[ClusterProcesses]:
-    cluster = ClusterProcesses(tmp_path_factory.mktemp("processes"), model_path)
+    cluster = ClusterProcesses(
+        tmp_path_factory.mktemp("processes"), model_path, kv_transfer={"backend": request.param}
+    )
     try:
         yield cluster
     finally:

@@ -49,3 +49,20 @@ def test_a_worker_s_row_tells_its_blocks_and_its_memory(
     assert "weights 513 + KV 90 + buffers 9 MiB, 12 of full length" in row
     lost = next(line for line in lines if "decode-1" in line)
     assert "MiB" not in lost
+
+
+def test_each_pair_is_shown_with_its_backend_and_why_it_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = {
+        "peer": "prefill-0",
+        "state": "ready",
+        "generation": 3,
+        "backend": "shared_memory",
+        "reason": "both pools lie in the memory of one host",
+    }
+    lines = shown(monkeypatch, capsys, {**WORKER, "pool": "decode", "links": [link]})
+    row = next(line for line in lines if "prefill-0" in line)
+    assert "decode-0" in row
+    assert "shared_memory" in row
+    assert "both pools lie in the memory of one host" in row
