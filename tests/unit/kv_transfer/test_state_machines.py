@@ -131,6 +131,22 @@ class HandOvers(RuleBasedStateMachine):
                 for end in data.draw(st.sampled_from([ENDS, ENDS[:1], ENDS[1:]])):
                     self.network.insert(0, (end, "cancel", id_, self.epochs[id_]))
 
+    @precondition(lambda self: not self.frozen and self.epochs)
+    @rule(data=st.data())
+    def client_leaves_while_something_travels(self, data: st.DataObject) -> None:
+        for _ in range(30):
+            if travelling := self.travelling():
+                id_, epoch = data.draw(st.sampled_from(travelling))
+                self.decode.on_cancel(self.now, id_, epoch)
+                return
+            self.go_on(1)
+
+    def travelling(self) -> list[tuple[int, int]]:
+        """Live transfers of the decode side with an operation under way, and their epochs."""
+        orders = [each.order for each in self.decode.operations if not each.is_done]
+        keys = [(order.transfer_id, order.epoch) for order in orders]
+        return [key for key in keys if self.decode._of(*key) is not None]
+
     def restart(self, end: str, *, is_noticed: bool) -> None:
         """A process is replaced; the other end notices by its sockets or only by its deadlines."""
         self.frozen.discard(end)
