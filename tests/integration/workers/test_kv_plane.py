@@ -148,15 +148,11 @@ async def test_failures_are_counted_by_their_reason(
     prefilling.cancel()
     await until_counted(pair, "decode-0", failures, "gone")
 
-    for fault, reason in (
-        ({"point": "kv_recv", "action": "raise"}, "link_broken"),
-        ({"point": "kv_send", "action": "drop"}, "timeout"),
-    ):
-        await client.until_linked()
-        inject(monkeypatch, fault)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await client.run_pair(make_request(PROMPT, request_id=reason, cache_salt=reason))
-        await until_counted(pair, "decode-0", failures, reason)
+    inject(monkeypatch, {"point": "kv_recv", "action": "raise"})
+    with pytest.raises(grpc.aio.AioRpcError):
+        await client.run_pair(make_request(PROMPT, request_id="a", cache_salt="a"))
+    await until_counted(pair, "decode-0", failures, "link_broken")
+    await client.until_linked()
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shared_memory"])
