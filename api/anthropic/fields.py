@@ -16,11 +16,12 @@ FIELDS = COUNTED_FIELDS | {
     "top_p",
 }
 # They change neither the text nor how it is served here.
-HARMLESS_FIELDS = frozenset({"cache_control", "inference_geo", "metadata", "service_tier"})
+HARMLESS_FIELDS = frozenset(
+    {"cache_control", "context_management", "inference_geo", "metadata", "service_tier"}
+)
 # Field -> values that ask for nothing beyond what is served.
 UNSERVED_FIELDS: Mapping[str, Sequence[object]] = {
     "container": (),
-    "context_management": ({},),
     "mcp_servers": ([],),
     "speed": ("standard",),
 }

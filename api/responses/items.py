@@ -32,6 +32,9 @@ def _add(item: object, messages: list[Message], name: str) -> None:
             content = _content(item.get("content"), f"{name}.content")
             if item.get("role") == "assistant" and _is_silent(messages):
                 _answer(messages)["content"] = content
+            elif item.get("role") in {"system", "developer"} and _is_instructed(messages):
+                # Many templates know one system message only.
+                messages[-1]["content"] = f"{messages[-1]['content']}\n\n{content}"
             else:
                 messages.append({"role": item.get("role"), "content": content})
         case "reasoning":
@@ -56,6 +59,10 @@ def _add(item: object, messages: list[Message], name: str) -> None:
                 f"{name}.type = {show(kind)} is not served; use messages, reasoning and functions",
                 param=f"{name}.type",
             )
+
+
+def _is_instructed(messages: list[Message]) -> bool:
+    return bool(messages) and messages[-1]["role"] in {"system", "developer"}
 
 
 def _is_silent(messages: list[Message]) -> bool:

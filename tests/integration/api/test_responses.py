@@ -96,11 +96,16 @@ async def test_a_conversation_with_calls_is_one_chat(wide_site: Site, tokenizer:
     ]
     site.router.script = saying('[{"name": "Weather", "arguments": {"city": "Oslo"}}]')
     response = await site.openai.responses.create(
-        model="tiny", input=items, tools=[TOOL], tool_choice={"type": "function", "name": "Weather"}
+        model="tiny",
+        instructions="be brief",
+        input=items,
+        tools=[TOOL],
+        tool_choice={"type": "function", "name": "Weather"},
     )
     assert told(response) == [("Weather", {"city": "Oslo"})]
     prompt = prompt_of(site, tokenizer)
     assert prompt.count("<|im_start|>assistant") == 2
+    assert prompt.startswith("<|im_start|>system\nbe brief\n\nbe kind\n\nYou may call")
     assert "rain\n</tool_response>\n<tool_response>\nsnow" in prompt
     assert site.router.generations[0].request.sampling.HasField("grammar")
 
