@@ -21,7 +21,7 @@ from api.token_text import token_bytes_of
 # Real text has about four characters a token; what has more than this many cannot be meant.
 MAX_CHARACTERS_PER_TOKEN = 16
 MIN_CHARACTER_BOUND = 4096
-# Tokenising this much takes well under a millisecond and stays on the event loop.
+# Tokenising this much takes about a millisecond and stays on the event loop.
 MAX_INLINE_CHARACTERS = 2048
 
 
