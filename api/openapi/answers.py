@@ -87,6 +87,7 @@ ANSWERS: dict[str, Json] = {
     "/detokenize": record({"prompt": TEXT}, "prompt"),
 }
 
+EVENT = record({"event": TEXT, "data": described(TEXT, "JSON, or [DONE]")}, "data")
 ERROR = record(
     {
         "error": record(

@@ -4,7 +4,7 @@ import importlib.resources
 
 from api.errors import Verdict
 from api.http_gate import is_anthropic
-from api.openapi.answers import ANSWERS, ANTHROPIC_ERROR, ERROR
+from api.openapi.answers import ANSWERS, ANTHROPIC_ERROR, ERROR, EVENT
 from api.openapi.bodies import BODIES, Body
 from api.openapi.fields import Json, record
 from api.request_timeout import TIMEOUT_HEADER
@@ -59,7 +59,7 @@ def _post(path: str, body: Body) -> Json:
     content = {"application/json": {"schema": schema, "example": body.example}}
     answer: Json = {"application/json": {"schema": ANSWERS[path]}}
     if body.can_stream:
-        answer["text/event-stream"] = {"schema": {"type": "string"}}
+        answer["text/event-stream"] = {"schema": EVENT}
     operation: Json = {
         "summary": body.summary,
         "requestBody": {"required": True, "content": content},
