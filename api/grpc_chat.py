@@ -14,7 +14,7 @@ from api.errors import ApiError, Verdict, invalid
 from api.generation_request import GenerationRequest, read_model
 from api.grpc_fields import FINISH_REASONS, read_fields
 from api.grpc_run import GrpcRun, prompt_scored, scored
-from api.http_body import MAX_DEPTH, has_too_deep_nesting
+from api.json_text import MAX_DEPTH, has_too_deep_nesting
 from api.openai.fields import CHAT_FIELDS, check_fields
 from api.parsers.part import Part, PartKind, text_of
 from api.serving import Serving
