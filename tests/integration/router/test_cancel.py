@@ -114,3 +114,10 @@ async def test_two_hundred_cancels_leave_nothing(cluster: FakeCluster) -> None:
     await asyncio.gather(*(one() for _ in range(200)))
     await cluster.until(lambda: prefill.num_open == decode.num_open == 0)
     cluster.assert_nothing_in_flight()
+    # Each is counted, and once.
+    counts = {
+        name: sum(s.value for s in cluster.sink.samples() if s.name == name)
+        for name in ("relevo_requests_finished_total", "relevo_admission_rejected_total")
+    }
+    assert sum(counts.values()) == 200, counts
+    assert cluster.metric("relevo_requests_finished_total", finish_reason="abort") > 0

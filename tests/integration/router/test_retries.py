@@ -10,7 +10,7 @@ from router.config import RouterConfig
 from router.errors import GenerationFailed, RequestTimeout
 from router.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_UNREACHED, Failure, RetryBudget
 from router.retry_quota import FLOOR, SHARE, RetryQuota
-from tests.fake_workers import expected_tokens
+from tests.fake_workers import FakeDecodeWorker, expected_tokens
 from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
 NUM_REQUESTS = 20
@@ -82,3 +82,41 @@ async def test_after_the_first_token_only_the_rest_is_asked_for(cluster: FakeClu
     # One more where the prefill worker told it before the decode worker refused.
     assert lengths[0] == 0
     assert set(lengths[1:]) <= {6, 7}
+
+
+async def test_a_poison_request_ends_after_its_limit_and_its_neighbours_do_not(
+    cluster: FakeCluster,
+) -> None:
+    await cluster.add_prefill()
+    decodes = [await cluster.add_decode(f"decode-{n}", step_s=0.01) for n in range(2)]
+    await cluster.start_router(migration_limit=3)
+    dead: list[FakeDecodeWorker] = []
+
+    async def replace(worker: FakeDecodeWorker) -> None:
+        cluster.forget(worker)
+        await worker.stop()
+        await asyncio.sleep(0.05)
+        poison(await cluster.add_decode(worker.worker_id, step_s=0.01))
+
+    def poison(worker: FakeDecodeWorker) -> None:
+        async def die(offset: int) -> None:
+            is_there = any(r.request.request_label == "poison" for r in worker.open_requests)
+            if is_there and worker not in dead and offset >= 2:
+                dead.append(worker)
+                asyncio.get_running_loop().create_task(replace(worker))
+            if worker in dead:
+                await asyncio.sleep(30)
+
+        worker.on_token = die
+
+    for worker in decodes:
+        poison(worker)
+    neighbours = [
+        asyncio.create_task(collect(cluster.generate(max_tokens=100, request_id=f"n{number}")))
+        for number in range(6)
+    ]
+    await asyncio.sleep(0.1)
+    with pytest.raises(GenerationFailed):
+        await collect(cluster.generate(max_tokens=100, request_id="poison", label="poison"))
+    assert len(dead) == 4
+    assert await asyncio.gather(*neighbours) == [expected_tokens(PROMPT, 100)] * 6
