@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.cli_sim import sim
+
 app = typer.Typer(
     name="relevo",
     help="Ray-distributed, disaggregated LLM serving: prefill and decode pools, one trace.",
@@ -18,6 +20,7 @@ config_app = typer.Typer(
     help="Show or check the configuration.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(config_app, name="config")
+app.command()(sim)
 
 ConfigFile = Annotated[
     Path | None,

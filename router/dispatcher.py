@@ -14,6 +14,7 @@ from router.policy import CheapestPicker, Decision, FilteredPolicy, has_choice
 from router.prompt import Prompt
 from router.report import RequestReport
 from router.request import RoutedRequest
+from router.typical_output import TypicalOutput
 from router.waiting_queue import HOPELESS_FACTOR, Place, WaitingQueue
 from router.worker_state import WorkerState
 from router.worker_view import DECODE, MAX_BATCHES_AHEAD, PREFILL, WorkerKey, WorkerView
@@ -21,7 +22,6 @@ from router.workers import Workers
 
 NUM_ROUTES_KEPT = 256
 NOT_READY_RETRY_S = 1.0
-FIRST_MEAN_TOKENS = 128.0
 FIRST_MEAN_SERVICE_S = 1.0
 LEARNING_SHARE = 0.1
 
@@ -68,7 +68,8 @@ class Dispatcher:
             limit=self.max_waiting, expected_turn_s=self._expected_turn_s, now=now
         )
         self.prefixes = HashedPrefixes()
-        self._mean_tokens = FIRST_MEAN_TOKENS
+        self._typical = TypicalOutput()
+        self.expected_tokens = self._typical.expected_tokens
         self._mean_service_s = FIRST_MEAN_SERVICE_S
         self._last_num_seqs = 0
         self._most_places: Sequence[int] = ()  # of each decode worker, when there were most
@@ -121,12 +122,8 @@ class Dispatcher:
             return
         tokens, service_s = report.num_completion_tokens, report.elapsed_s - report.queue_s
         self._queue.charge(request.tenant, tokens)
-        self._mean_tokens += LEARNING_SHARE * (tokens - self._mean_tokens)
+        self._typical.learn(tokens)
         self._mean_service_s += LEARNING_SHARE * (service_s - self._mean_service_s)
-
-    def expected_tokens(self, max_tokens: int) -> int:
-        """How many tokens a request will probably generate."""
-        return max(min(max_tokens, round(self._mean_tokens)), 1)
 
     async def choose(
         self,
