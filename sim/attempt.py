@@ -108,7 +108,7 @@ class SimAttempt:
         if self._is_over:
             return
         flight, (decode, job) = self.flight, self._jobs[0]
-        flight.num_generated += decode.engine.num_generated(job)
+        flight.num_generated += decode.engine.running.num_generated(job)
         self._close()
         self._on_loss(self, key)
 

@@ -4,16 +4,18 @@ Every step: a token for each running request, then pieces of prompts. The first 
 be finished gets at least half of what is left, the other half is for short ones behind it. What a
 request will need is taken when it starts, so nobody is preempted. The speeds that the worker
 reports are learnt from its steps by the real engine's code.
+
+Steps in which nothing but decoding happens are simulated as one stretch, up to the next end of a
+request. Whatever comes meanwhile cuts the stretch at the end of the step that runs.
 """
 
-import heapq
-import itertools
 from collections import deque
 from collections.abc import Callable
 
 from engine.rates import Rates
 from sim.agenda import Agenda
 from sim.block_cache import BlockCache
+from sim.decode_batch import DecodeBatch, Stretch
 from sim.hardware import Hardware
 from sim.job import Job
 
@@ -44,7 +46,7 @@ class SimEngine:
         self.waiting: deque[Job] = deque()  # their prompts are to be computed here
         self.computing: list[Job] = []
         self.arrived: deque[Job] = deque()  # their KV came from a peer
-        self.num_running = 0
+        self.running = DecodeBatch(hardware)
         self.num_uncached_waiting = 0  # tokens of `waiting`
         self.busy_s = 0.0
         self.num_computed_tokens = 0
@@ -52,28 +54,19 @@ class SimEngine:
         self._agenda = agenda
         self._on_change = on_change
         self._unreserved: deque[tuple[Job, Callable[[], None]]] = deque()
-        self._ends: list[tuple[int, int, Job]] = []  # running, by the step of their last token
-        self._numbers = itertools.count()
-        self._step_number = 0
-        self._num_kv_tokens = 0  # of the running
         self._is_stepping = False
+        self._stretch: Stretch | None = None  # that runs, with nothing beside it
         self._warm_up()
 
     def _warm_up(self) -> None:
-        hardware = self.hardware
         for num_decodes, num_tokens in ((1, 0), (0, WARM_UP_TOKENS)):
-            duration_s = hardware.step_s(
+            duration_s = self.hardware.step_s(
                 num_decodes=num_decodes,
                 num_kv_tokens=num_decodes,
                 num_chunk_tokens=num_tokens,
                 num_pairs=num_tokens * num_tokens // 2,
             )
-            self.rates.observe(
-                num_decodes=num_decodes,
-                num_chunk_tokens=num_tokens,
-                duration_s=duration_s,
-                num_kv_tokens=num_decodes,
-            )
+            self._observe(num_decodes, num_tokens, duration_s, num_decodes)
 
     # Numbers.
 
@@ -85,12 +78,7 @@ class SimEngine:
     @property
     def num_seqs(self) -> int:
         """Places taken."""
-        return self.num_running + len(self.computing)
-
-    def num_generated(self, job: Job) -> int:
-        """Tokens a job has so far."""
-        num_steps = self._step_number - job.started_at_step + 1 if job.started_at_step else 0
-        return job.num_generated + num_steps
+        return len(self.running) + len(self.computing)
 
     # Ways in and out.
 
@@ -131,9 +119,7 @@ class SimEngine:
         elif job in self.arrived:
             self.arrived.remove(job)
         elif job.started_at_step and not job.is_over:
-            self._ends = [entry for entry in self._ends if entry[2] is not job]
-            heapq.heapify(self._ends)
-            self._leave_running(job)
+            self.running.remove(job)
         job.is_over = True
         self._unreserved = deque(entry for entry in self._unreserved if entry[0] is not job)
         self.cache.free(job.lease)
@@ -144,8 +130,12 @@ class SimEngine:
     def _go_on(self) -> None:
         self._reserve_next()
         self._on_change()
-        if not self._is_stepping and self.is_alive:
+        if not self.is_alive:
+            return
+        if not self._is_stepping:
             self._start_step()
+        elif self._stretch is not None and (self.waiting or self.arrived):
+            self._cut_stretch(self._stretch)
 
     def _reserve_next(self) -> None:
         while self._unreserved:
@@ -157,27 +147,59 @@ class SimEngine:
 
     def _start_step(self) -> None:
         self._admit_arrived()
-        num_decodes = self.num_running
-        has_prompts = self.computing or self.waiting
-        chunks = self._share_chunks(self._chunk_budget(num_decodes)) if has_prompts else []
-        if not num_decodes and not chunks:
-            return
+        if self.computing or self.waiting:
+            budget = self._chunk_budget(len(self.running))
+            if chunks := self._share_chunks(budget):
+                self._start_mixed_step(chunks)
+                return
+        if len(self.running):
+            self._start_stretch()
+
+    def _start_mixed_step(self, chunks: list[tuple[Job, int]]) -> None:
+        num_decodes, num_kv_tokens = len(self.running), self.running.num_kv_tokens
         num_tokens = sum(num for _, num in chunks)
         duration_s = self.hardware.step_s(
             num_decodes=num_decodes,
-            num_kv_tokens=self._num_kv_tokens,
+            num_kv_tokens=num_kv_tokens,
             num_chunk_tokens=num_tokens,
             num_pairs=sum(job.num_pairs(num) for job, num in chunks),
         )
+        self._observe(num_decodes, num_tokens, duration_s, num_kv_tokens)
+        self._is_stepping = True
+        self._agenda.after(duration_s, lambda: self._end_mixed_step(num_decodes, chunks))
+
+    def _start_stretch(self) -> None:
+        stretch = self._stretch = self.running.next_stretch(self._agenda.now_s)
+        self._is_stepping = True
+        self._agenda.at(stretch.end_s, lambda: self._end_stretch(stretch))
+
+    def _cut_stretch(self, stretch: Stretch) -> None:
+        self._stretch = None
+        cut = stretch.cut(self._agenda.now_s)
+        self._agenda.at(cut.end_s, lambda: self._end_stretch(cut))
+        stretch.is_cut = True
+
+    def _end_stretch(self, stretch: Stretch) -> None:
+        if stretch.is_cut or not self.is_alive:
+            return
+        self._stretch = None
+        step_s = (stretch.end_s - stretch.start_s) / stretch.num_steps
+        self._observe(len(self.running), 0, step_s, self.running.num_kv_tokens)
+        self.busy_s += step_s * (stretch.num_steps - 1)
+        self._is_stepping = False
+        self._step_decodes(stretch.num_steps)
+        self._go_on()
+
+    def _observe(
+        self, num_decodes: int, num_chunk_tokens: int, duration_s: float, num_kv_tokens: int
+    ) -> None:
+        self.busy_s += duration_s
         self.rates.observe(
             num_decodes=num_decodes,
-            num_chunk_tokens=num_tokens,
+            num_chunk_tokens=num_chunk_tokens,
             duration_s=duration_s,
-            num_kv_tokens=self._num_kv_tokens,
+            num_kv_tokens=num_kv_tokens,
         )
-        self._is_stepping = True
-        self.busy_s += duration_s
-        self._agenda.after(duration_s, lambda: self._end_step(num_decodes, chunks))
 
     def _chunk_budget(self, num_decodes: int) -> int:
         budget = self.hardware.max_num_batched_tokens - num_decodes
@@ -186,14 +208,7 @@ class SimEngine:
 
     def _admit_arrived(self) -> None:
         while self.arrived and self.num_seqs < self.hardware.max_num_seqs:
-            self._run(self.arrived.popleft())
-
-    def _run(self, job: Job) -> None:
-        job.started_at_step = self._step_number + 1
-        job.ends_at_step = self._step_number + job.num_output_tokens - job.num_generated
-        heapq.heappush(self._ends, (job.ends_at_step, next(self._numbers), job))
-        self.num_running += 1
-        self._num_kv_tokens += job.num_prompt_tokens + job.num_generated
+            self.running.add(self.arrived.popleft())
 
     def _share_chunks(self, budget: int) -> list[tuple[Job, int]]:
         chunks: list[tuple[Job, int]] = []
@@ -242,32 +257,21 @@ class SimEngine:
         job.num_cached = min(num_here, job.num_prompt_tokens - 1)
         return True
 
-    def _end_step(self, num_decodes: int, chunks: list[tuple[Job, int]]) -> None:
+    def _end_mixed_step(self, num_decodes: int, chunks: list[tuple[Job, int]]) -> None:
         if not self.is_alive:
             return
         self._is_stepping = False
         if num_decodes:
-            self._step_number += 1
-            self._num_kv_tokens += self.num_running
-            self.num_generated_tokens += self.num_running
-            self._end_running()
+            self._step_decodes(1)
         for job, num_tokens in chunks:
             if not job.is_over:
                 self._end_chunk(job, num_tokens)
         self._go_on()
 
-    def _end_running(self) -> None:
-        while self._ends and self._ends[0][0] <= self._step_number:
-            _, _, job = heapq.heappop(self._ends)
-            self._leave_running(job)
-            job.is_over = True
-            self.cache.free(job.lease)
-            job.on_end(job)
-
-    def _leave_running(self, job: Job) -> None:
-        self.num_running -= 1
-        num_steps = self._step_number - job.started_at_step + 1
-        self._num_kv_tokens -= job.num_prompt_tokens + job.num_generated + num_steps
+    def _step_decodes(self, num_steps: int) -> None:
+        self.num_generated_tokens += num_steps * len(self.running)
+        for job in self.running.step(num_steps):
+            self._end(job)
 
     def _end_chunk(self, job: Job, num_tokens: int) -> None:
         before = job.num_computed // self.block_size
@@ -282,8 +286,11 @@ class SimEngine:
         self.num_generated_tokens += 1
         job.on_token(job)
         if job.num_output_tokens > 1:
-            self._run(job)
-            return
+            self.running.add(job)
+        else:
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
         job.is_over = True
         if not job.is_kept:
             self.cache.free(job.lease)
@@ -292,9 +299,7 @@ class SimEngine:
     def check_integrity(self) -> None:
         """Assert that counts and queues agree."""
         self.cache.check_integrity()
-        assert self.num_running == len(self._ends)
+        self.running.check_integrity()
         assert self.num_uncached_waiting == sum(
             job.num_prompt_tokens - job.num_cached for job in self.waiting
         )
-        if not self.num_seqs and not self.arrived:
-            assert self._num_kv_tokens == 0, self._num_kv_tokens

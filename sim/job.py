@@ -25,8 +25,7 @@ class Job:
     num_cached: int = 0
     num_computed: int = 0
     num_generated: int = 0
-    ends_at_step: int = 0  # number of the decode step that gives its last token
-    started_at_step: int = 0
+    started_at_step: int = 0  # number of the decode step that gave it its first one there
     is_over: bool = False
 
     @property
