@@ -55,7 +55,7 @@ def costs(num_tokens: int, cached_share: float, num_streams: int) -> tuple[Cost,
     num_cached = int(num_tokens * cached_share)
     decode = worker(DECODE, num_streams)
     part = decode_part(need, decode, num_cached=num_cached)
-    pair = pair_cost(need, worker(PREFILL), decode, part, num_cached_decode=num_cached)
+    pair = pair_cost(need, worker(PREFILL), decode, LINK, part, num_cached_decode=num_cached)
     return pair, local_cost(need, decode, part, num_cached_decode=num_cached)
 
 
@@ -70,7 +70,7 @@ def advantages(num_streams: int) -> list[list[float]]:
 def saved_share(num_tokens: int, cached_share: float, num_streams: int) -> float:
     """What a hand-over saves, as a share of the dearer choice; negative when it is the dearer."""
     pair, local = costs(num_tokens, cached_share, num_streams)
-    return (local.total_s - pair.total_s) / max(local.total_s, pair.total_s)
+    return float((local.total_s - pair.total_s) / max(local.total_s, pair.total_s))
 
 
 def crossover_tokens(cached_share: float, num_streams: int) -> int | None:

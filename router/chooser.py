@@ -12,9 +12,10 @@ from typing import Protocol
 
 from router.block_name import BlockName, BlockScheme
 from router.policy import Decision, Policy, RouteRequest
+from router.pools import Pools
 from router.prefix_index import CachedTokens, PrefixIndex
 from router.session_ring import SessionRing
-from router.worker_view import DECODE, PREFILL, Pending, Pools, WorkerKey, WorkerView
+from router.worker_view import DECODE, PREFILL, Pending, WorkerKey, WorkerView
 
 MAX_PICK_ID = 2**63 - 1
 

@@ -5,19 +5,28 @@
 
 It weighs every linked pair and, without transfer, every decode worker alone: whether a prompt is
 handed over follows from nothing else. All rates come from the workers' own reports.
+
+The same lines cost one choice or thousands: what they are given has one worker's numbers
+(WorkerView) or columns of them (Columns), and so have the terms that come out.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from router.worker_view import LinkView, WorkerKey, WorkerView
+from numpy import ceil, maximum, minimum
+
+from router.pools import Columns, LinkColumns
+from router.worker_view import LinkView, WorkerView
 
 HARM_WEIGHT = 1.0  # a second added to another stream is worth a second of ours
 # A worker other than the session's own costs this share of the prompt's computation more: enough
 # to decide between equals, not to wait behind others.
 AFFINITY_SHARE = 0.25
-UNMEASURED_BYTES_PER_S = 100e6
+
+# A number, or an array with one for each choice.
+Numbers = Any
+Workers = WorkerView | Columns
+Links = LinkView | LinkColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +41,23 @@ class Need:
 class Cost(NamedTuple):
     """The terms, in seconds."""
 
-    queue_s: float
-    prefill_s: float
-    slot_wait_s: float
-    transfer_head_s: float  # all but the last chunk; flows while prefill goes on
-    transfer_tail_s: float  # the last chunk
-    affinity_s: float  # for leaving the session's own workers
-    harm_s: float  # weighted
-    total_s: float  # what the policy minimises
+    queue_s: Numbers
+    prefill_s: Numbers
+    slot_wait_s: Numbers
+    transfer_head_s: Numbers  # all but the last chunk; flows while prefill goes on
+    transfer_tail_s: Numbers  # the last chunk
+    affinity_s: Numbers  # for leaving the session's own workers
+    harm_s: Numbers  # weighted
+    total_s: Numbers  # what the policy minimises
 
     @property
-    def own_s(self) -> float:
+    def own_s(self) -> Numbers:
         """What this request itself waits."""
         return self.total_s - self.affinity_s - self.harm_s
+
+    def at(self, place: tuple[int, ...]) -> "Cost":
+        """One of many; a term may be equal along the last axis."""
+        return Cost(*(_at(term, place) for term in self))
 
     def terms(self) -> dict[str, float]:
         """Every term and the total, for spans and the status page."""
@@ -54,111 +67,89 @@ class Cost(NamedTuple):
 class DecodePart(NamedTuple):
     """What a decode worker adds to any choice with it."""
 
-    slot_wait_s: float
-    harm_s: float  # weighted, of decoding alone
+    slot_wait_s: Numbers
+    harm_s: Numbers  # weighted, of decoding alone
 
 
-def prefill_s(num_uncached: int, worker: WorkerView) -> float:
+def prefill_s(num_uncached: Numbers, worker: Workers) -> Numbers:
     """Seconds of computing this many prompt tokens: a step's fixed cost and its share for each."""
-    return worker.fixed_s + max(num_uncached, 1) * worker.token_s
+    return worker.fixed_s + num_uncached * worker.token_s
 
 
-def decode_part(need: Need, decode: WorkerView, *, num_cached: int) -> DecodePart:
+def decode_part(need: Need, decode: Workers, *, num_cached: Numbers) -> DecodePart:
     """Cost of the streams of one more request on `decode`, wherever its prompt is computed."""
-    slot_wait_s = 0.0
-    # All choices share the prompt's blocks but one each.
-    num_new = need.num_tokens + 1 - num_cached + (need.num_choices - 1) * decode.block_size
-    is_short = num_new > decode.num_free_blocks * decode.block_size
-    if is_short or decode.num_requests + need.num_choices > decode.max_num_seqs:
-        slot_wait_s = _slot_wait_s(need, decode, num_new)
     num_kv_tokens = need.num_tokens + need.num_output_tokens / 2
-    step_s = decode.streams_s + decode.num_streams * num_kv_tokens * decode.kv_token_s
+    step_s = decode.streams_s + decode.num_streams * decode.kv_token_s * num_kv_tokens
     num_steps = need.num_output_tokens * need.num_choices
-    return DecodePart(slot_wait_s, HARM_WEIGHT * num_steps * step_s)
+    return DecodePart(_slot_wait_s(need, decode, num_cached), HARM_WEIGHT * num_steps * step_s)
 
 
 def pair_cost(  # noqa: PLR0913 - the parts of the formula
     need: Need,
-    prefill: WorkerView,
-    decode: WorkerView,
+    prefill: Workers,
+    decode: Workers,
+    link: Links,
     part: DecodePart,
     *,
-    num_cached_prefill: int = 0,  # tokens the prefill worker holds
-    num_cached_decode: int = 0,
-    num_strangers: int = 0,  # of the two, those that are not the session's own
+    num_cached_prefill: Numbers = 0,  # tokens the prefill worker holds
+    num_cached_decode: Numbers = 0,
+    num_strangers: Numbers = 0,  # of the two, those that are not the session's own
 ) -> Cost:
-    """Cost of computing on `prefill` and handing over to `decode`, which are linked."""
-    link = decode.links[prefill.key]
-    num_uncached = max(need.num_tokens - num_cached_prefill, 1)
+    """Cost of computing on `prefill` and handing over to `decode` by `link`."""
+    num_uncached = maximum(need.num_tokens - num_cached_prefill, 1)
     compute_s = prefill_s(num_uncached, prefill)
-    num_to_send = max(need.num_tokens - num_cached_decode, 0)
-    num_last = min(num_to_send, num_uncached, max(prefill.max_num_batched_tokens, 1))
-    token_s = decode.kv_bytes_per_token / (link.bandwidth_bytes_per_s or UNMEASURED_BYTES_PER_S)
-    head_s = link_queue_s(link, decode) + (num_to_send - num_last) * token_s
+    num_to_send = maximum(need.num_tokens - num_cached_decode, 0)
+    num_last = minimum(minimum(num_to_send, num_uncached), prefill.chunk_tokens)
+    token_s = decode.kv_bytes_per_token * link.byte_s
+    # What waits for the link, and what was just sent its way, passes first.
+    queued_s = (link.queued_bytes + decode.pending_bytes) * link.byte_s
+    head_s = queued_s + (num_to_send - num_last) * token_s
     tail_s = link.latency_s + num_last * token_s
-    affinity_s = num_strangers / 2 * AFFINITY_SHARE * compute_s
+    affinity_s = num_strangers * AFFINITY_SHARE / 2 * compute_s
     slot_s, harm_s = part
-    own_s = prefill.queue_s + max(compute_s, slot_s, head_s) + tail_s
+    own_s = prefill.queue_s + maximum(maximum(compute_s, slot_s), head_s) + tail_s
     total_s = own_s + affinity_s + harm_s
     return Cost(prefill.queue_s, compute_s, slot_s, head_s, tail_s, affinity_s, harm_s, total_s)
 
 
 def local_cost(
     need: Need,
-    decode: WorkerView,
+    decode: Workers,
     part: DecodePart,
     *,
-    num_cached_decode: int = 0,
-    num_strangers: int = 0,
+    num_cached_decode: Numbers = 0,
+    num_strangers: Numbers = 0,
 ) -> Cost:
     """Cost of a decode worker that computes the prompt itself, between its streams' steps."""
-    num_uncached = max(need.num_tokens - num_cached_decode, 1)
+    num_uncached = maximum(need.num_tokens - num_cached_decode, 1)
     compute_s = prefill_s(num_uncached, decode)
     affinity_s = num_strangers * AFFINITY_SHARE * compute_s
     slot_s = part.slot_wait_s
     # The running streams' steps come anyway; the prompt's tokens only make them longer.
     harm_s = part.harm_s + HARM_WEIGHT * decode.num_running * num_uncached * decode.added_s
-    total_s = decode.queue_s + max(compute_s, slot_s) + affinity_s + harm_s
+    total_s = decode.queue_s + maximum(compute_s, slot_s) + affinity_s + harm_s
     return Cost(decode.queue_s, compute_s, slot_s, 0.0, 0.0, affinity_s, harm_s, total_s)
 
 
-def pair_bounds(
-    need: Need, workers: Sequence[WorkerView], cached: Mapping[WorkerKey, int]
-) -> list[float]:
-    """Seconds below which no pair with each of these prefill workers can cost."""
-    num_tokens, get = need.num_tokens, cached.get
-    return [
-        worker.queue_s + worker.fixed_s + (num_tokens - get(worker.key, 0)) * worker.token_s
-        for worker in workers
-    ]
+def pair_bound(need: Need, prefill: Workers, num_cached: Numbers) -> Numbers:
+    """Seconds below which no pair with `prefill` can cost."""
+    num_uncached = maximum(need.num_tokens - num_cached, 1)
+    return prefill.queue_s + prefill_s(num_uncached, prefill)
 
 
-def local_bounds(
-    need: Need, workers: Sequence[WorkerView], cached: Mapping[WorkerKey, int]
-) -> list[float]:
-    """Seconds below which each of these decode workers alone can not cost."""
-    num_tokens, num_output, get = need.num_tokens, need.num_output_tokens, cached.get
-    return [
-        worker.queue_s
-        + worker.fixed_s
-        + (num_tokens - get(worker.key, 0))
-        * (worker.token_s + HARM_WEIGHT * worker.num_running * worker.added_s)
-        + HARM_WEIGHT * num_output * worker.streams_s
-        for worker in workers
-    ]
+def _at(term: Numbers, place: tuple[int, ...]) -> float:
+    if isinstance(term, float):
+        return term
+    return float(term[place] if term.shape[-1] > 1 else term[*place[:-1], 0])
 
 
-def link_queue_s(link: LinkView, decode: WorkerView) -> float:
-    """Until what waits for the link, and what was just sent its way, has passed."""
-    num_bytes = link.queued_bytes + decode.pending.num_bytes
-    return num_bytes / (link.bandwidth_bytes_per_s or UNMEASURED_BYTES_PER_S)
-
-
-def _slot_wait_s(need: Need, decode: WorkerView, num_new: int) -> float:
-    """Until a running request makes room, for a sequence and for its blocks."""
-    stream_s = decode.fixed_s * max(need.num_output_tokens, 1)
+def _slot_wait_s(need: Need, decode: Workers, num_cached: Numbers) -> Numbers:
+    """Until a running request makes room, for a sequence and for its blocks; 0 if there is."""
+    # All choices share the prompt's blocks but one each.
+    num_new = need.num_tokens + 1 - num_cached + (need.num_choices - 1) * decode.block_size
+    num_missing = ceil(num_new / decode.block_size) - decode.num_free_blocks
     num_over = decode.num_requests + need.num_choices - decode.max_num_seqs
-    seq_wait_s = max(num_over, 0) * stream_s / max(decode.max_num_seqs, 1)
-    num_missing = -(-max(num_new, 0) // decode.block_size) - decode.num_free_blocks
-    block_wait_s = max(num_missing, 0) * stream_s / max(decode.num_used_blocks, 1)
-    return max(seq_wait_s, block_wait_s)
+    seq_share = maximum(num_over, 0) / maximum(decode.max_num_seqs, 1)
+    block_share = maximum(num_missing, 0) / maximum(decode.num_used_blocks, 1)
+    stream_s = decode.fixed_s * max(need.num_output_tokens, 1)
+    return maximum(seq_share, block_share) * stream_s

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.chooser import Chooser, Pick
@@ -17,7 +17,7 @@ from router.request import RoutedRequest
 from router.typical_output import TypicalOutput
 from router.waiting_queue import HOPELESS_FACTOR, Place, WaitingQueue
 from router.worker_state import WorkerState
-from router.worker_view import DECODE, MAX_BATCHES_AHEAD, PREFILL, WorkerKey, WorkerView
+from router.worker_view import DECODE, MAX_BATCHES_AHEAD, PREFILL, WorkerKey
 from router.workers import Workers
 
 NUM_ROUTES_KEPT = 256
@@ -80,7 +80,7 @@ class Dispatcher:
         """Somebody came, spoke or left."""
         self.has_been_ready = self.has_been_ready or self.is_ready()
         self._last_num_seqs = self._num_seqs(PREFILL, DECODE) or self._last_num_seqs
-        places = [view.max_num_seqs for view in self._views()[DECODE]]
+        places = [view.max_num_seqs for view in self._workers.fleet.pools().decode]
         if sum(places) > sum(self._most_places):
             self._most_places = places
         self._queue.wake()
@@ -156,9 +156,8 @@ class Dispatcher:
         if not self.has_been_ready:
             raise NoWorkers("no workers are ready yet", NOT_READY_RETRY_S)
         pools = (PREFILL, DECODE) if self._config.local_prefill == "never" else (DECODE,)
-        views_of = self._views()
         for pool in pools:
-            views = views_of[pool]
+            views = self._workers.fleet.pools().tables[pool].views
             if views and not any(
                 view.could_hold(len(prompt), prompt.num_choices) for view in views
             ):
@@ -194,9 +193,5 @@ class Dispatcher:
         )
 
     def _num_seqs(self, *pools: str) -> int:
-        views = self._views()
-        return sum(view.max_num_seqs for pool in pools for view in views[pool])
-
-    def _views(self) -> dict[str, Sequence[WorkerView]]:
-        pools = self._workers.fleet.pools()
-        return {PREFILL: pools.prefill, DECODE: pools.decode}
+        tables = self._workers.fleet.pools().tables
+        return int(sum(tables[pool].columns.max_num_seqs.sum() for pool in pools))

@@ -6,10 +6,11 @@ whoever carries them.
 
 from collections.abc import Callable
 
+from router.pools import Pools
 from router.prefix_index import PrefixIndex
 from router.typical_rates import TypicalRates
 from router.worker_state import WorkerState
-from router.worker_view import DECODE, PREFILL, Pending, Pools, WorkerKey, WorkerView, list_takers
+from router.worker_view import DECODE, PREFILL, Pending, WorkerKey
 from rpc.description import WorkerDescription
 
 
@@ -20,9 +21,8 @@ class Fleet:
         self.indexes = {PREFILL: PrefixIndex(), DECODE: PrefixIndex()}
         self.states: dict[WorkerKey, WorkerState] = {}
         self._rates = TypicalRates()
-        self._views: dict[str, dict[WorkerKey, WorkerView]] = {PREFILL: {}, DECODE: {}}
         self._changed: dict[WorkerKey, None] = {}
-        self._pools = Pools(prefill=(), decode=(), takers={})
+        self._pools = Pools()
 
     def add(self, description: WorkerDescription, *, now_s: float) -> WorkerState:
         """Begin to know a worker; its pool must be one of ours."""
@@ -49,30 +49,21 @@ class Fleet:
         self.states[key].add_pick(pick_id, pending, now_s=now_s)
 
     def pools(self) -> Pools:
-        """All connected workers of this moment."""
+        """All connected workers of this moment, until the next call."""
         if self._changed:
-            has_new_links = False
             for key in self._changed:
-                has_new_links |= self._refresh(key)
+                self._refresh(key)
             self._changed.clear()
-            decode = list(self._views[DECODE].values())
-            self._pools = Pools(
-                prefill=list(self._views[PREFILL].values()),
-                decode=decode,
-                takers=list_takers(decode) if has_new_links else self._pools.takers,
-            )
+            self._pools.settle()
         return self._pools
 
-    def _refresh(self, key: WorkerKey) -> bool:
-        """Bring one view up to date; True if other workers are linked now."""
+    def _refresh(self, key: WorkerKey) -> None:
         state = self.states.get(key)
         view = state.view() if state is not None and state.is_connected else None
         if view is not None:
-            before = self._views[view.pool].get(key)
-            self._views[view.pool][key] = view
-            return before is None or before.links.keys() != view.links.keys()
-        gone = [views.pop(key) for views in self._views.values() if key in views]
-        return bool(gone)
+            self._pools.set(view)
+        else:
+            self._pools.remove(key)
 
     def _note_change(self, key: WorkerKey) -> Callable[[], None]:
         def note() -> None:

@@ -1,125 +1,103 @@
-"""Scores the choices that may be the cheapest, without scoring every pair there is.
+"""Scores the choices that may be the cheapest: all decode workers alone, and the best pairs.
 
-Each prefill worker has a bound that no pair with it can beat: its queue and the computation. From
-the best bound on, its linked decode workers are costed in full, until no worker left can be better
-by more than ties. So a decision over a thousand workers costs a few dozen choices.
+    local   [decode workers]
+    pairs   [best prefill workers, links of each], the decode workers' numbers looked up by link
+
+Each prefill worker has a bound that no pair with it can beat: its queue and the computation. Of the
+best by that bound all pairs are costed. All is done over columns of numbers, so a thousand workers
+take little longer than ten.
 """
 
-import heapq
-import math
 import random
-from collections.abc import Sequence
+from math import inf
 
-from router.cost import (
-    HARM_WEIGHT,
-    DecodePart,
-    decode_part,
-    local_bounds,
-    local_cost,
-    pair_bounds,
-    pair_cost,
-)
-from router.policy import TIE_SHARE, Candidates, Choice, RouteRequest, ScoredChoice
-from router.worker_view import WorkerKey, WorkerView
+import numpy as np
 
+from router.cost import DecodePart, decode_part, local_cost, pair_bound, pair_cost
+from router.policy import TIE_SHARE, Candidates, RouteRequest, ScoredChoices
+from router.pools import NOBODY, Floats, Rows
+from router.worker_view import DECODE, PREFILL
+
+FEEDER_COLUMNS = ("queue_s", "fixed_s", "token_s", "chunk_tokens")
 BEST_PREFILL = 32
-BEST_LOCAL = 4
+TAKER_COLUMNS = ("kv_bytes_per_token", "pending_bytes")
 
 
 class JointCostScorer:
-    """Applies the joint cost. Which of equal workers come first is a matter of chance."""
+    """Applies the joint cost. Which of equal prefill workers are looked at is up to chance."""
 
     def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
+        self._rng = np.random.default_rng(rng.getrandbits(64))
 
-    def __call__(self, request: RouteRequest, candidates: Candidates) -> list[ScoredChoice]:
-        """Return the best choices; none is left out that is cheaper by more than two ties."""
-        search = _Search(request)
+    def __call__(self, request: RouteRequest, candidates: Candidates) -> list[ScoredChoices]:
+        """Return the choices in up to two groups."""
+        tables = candidates.pools.tables
+        decode = tables[DECODE]
+        if not len(decode.views):
+            return []
+        cached = decode.spread(request.cached_decode.num_tokens)
+        part = decode_part(request.need, decode.columns, num_cached=cached)
+        scored = []
         if candidates.has_local:
-            bounds = local_bounds(request.need, candidates.decode, request.cached_decode.num_tokens)
-            for _, worker in self._rank(candidates.decode, bounds, BEST_LOCAL):
-                search.add_local(worker)
-        if candidates.decode and candidates.prefill:
-            self._add_pairs(search, candidates)
-        return search.scored
-
-    def _add_pairs(self, search: "_Search", candidates: Candidates) -> None:
-        request = search.request
-        takers = {worker.key: worker for worker in candidates.decode}
-        harm_weight = HARM_WEIGHT * request.num_output_tokens
-        least_harm_s = harm_weight * min(worker.streams_s for worker in candidates.decode)
-        bounds = pair_bounds(request.need, candidates.prefill, request.cached_prefill.num_tokens)
-        for bound_s, worker in self._rank(candidates.prefill, bounds, BEST_PREFILL):
-            # One pair is always costed, to be compared with.
-            if search.has_pair and (bound_s + least_harm_s) * (1 + TIE_SHARE) >= search.best_s:
-                return
-            for key in candidates.takers.get(worker.key, ()):
-                taker = takers.get(key)
-                if taker is None:
-                    continue
-                if not search.has_pair or bound_s + harm_weight * taker.streams_s < search.best_s:
-                    search.add_pair(worker, taker)
-
-    def _rank(
-        self, workers: Sequence[WorkerView], bounds: Sequence[float], num_best: int
-    ) -> list[tuple[float, WorkerView]]:
-        """The best of them with their bounds; equals in any order."""
-        luck = self._rng.random
-        ranked = heapq.nsmallest(
-            num_best,
-            [(bound_s * (1 + TIE_SHARE * luck()), number) for number, bound_s in enumerate(bounds)],
-        )
-        return [(bounds[number], workers[number]) for _, number in ranked]
+            scored.append(_score_local(request, candidates, part, cached))
+        if len(tables[PREFILL].views):
+            scored.append(_score_pairs(request, candidates, part, cached, self._rng))
+        return scored
 
 
-class _Search:
-    """The choices of one request that were costed."""
+def _score_local(
+    request: RouteRequest, candidates: Candidates, part: DecodePart, cached: Floats
+) -> ScoredChoices:
+    decode = candidates.pools.tables[DECODE]
+    own = request.session_workers
+    cost = local_cost(
+        request.need,
+        decode.columns,
+        part,
+        num_cached_decode=cached,
+        num_strangers=1.0 - decode.mask(own) if own else 0.0,
+    )
+    total_s = np.where(candidates.masks[DECODE], cost.total_s, inf)
+    return ScoredChoices(
+        candidates.pools, None, np.arange(len(total_s)), cost._replace(total_s=total_s)
+    )
 
-    def __init__(self, request: RouteRequest) -> None:
-        self.request = request
-        self.scored: list[ScoredChoice] = []
-        self.best_s = math.inf
-        self.has_pair = False
-        self._need = request.need
-        self._parts: dict[WorkerKey, DecodePart] = {}
 
-    def add_local(self, decode: WorkerView) -> None:
-        num_cached = self.request.cached_decode.num_tokens.get(decode.key, 0)
-        cost = local_cost(
-            self._need,
-            decode,
-            self._part(decode, num_cached),
-            num_cached_decode=num_cached,
-            num_strangers=self._num_strangers(decode),
-        )
-        self._add(ScoredChoice(Choice(None, decode), cost))
+def _score_pairs(
+    request: RouteRequest,
+    candidates: Candidates,
+    part: DecodePart,
+    cached_decode: Floats,
+    rng: np.random.Generator,
+) -> ScoredChoices:
+    pools, masks = candidates.pools, candidates.masks
+    prefill, decode = pools.tables[PREFILL], pools.tables[DECODE]
+    cached_prefill = prefill.spread(request.cached_prefill.num_tokens)
+    bounds_s = pair_bound(request.need, prefill.columns, cached_prefill)
+    feeders = _best(np.where(masks[PREFILL], bounds_s, inf), rng)
+    numbers = pools.links.links_of(len(prefill.views))[feeders]
+    takers = pools.links.takers(numbers)
+    upright = feeders[:, None]
+    own = request.session_workers
+    slot_wait_s, harm_s = part
+    cost = pair_cost(
+        request.need,
+        prefill.columns.take(FEEDER_COLUMNS, upright),
+        decode.columns.take(TAKER_COLUMNS, takers),
+        pools.links.columns(numbers),
+        DecodePart(slot_wait_s[takers], harm_s[takers]),
+        num_cached_prefill=cached_prefill[upright],
+        num_cached_decode=cached_decode[takers],
+        num_strangers=2.0 - prefill.mask(own)[upright] - decode.mask(own)[takers] if own else 0.0,
+    )
+    may_be_taken = (numbers != NOBODY) & masks[PREFILL][upright] & masks[DECODE][takers]
+    total_s = np.where(may_be_taken, cost.total_s, inf)
+    return ScoredChoices(pools, feeders, takers, cost._replace(total_s=total_s))
 
-    def add_pair(self, prefill: WorkerView, decode: WorkerView) -> None:
-        request = self.request
-        num_cached = request.cached_decode.num_tokens.get(decode.key, 0)
-        cost = pair_cost(
-            self._need,
-            prefill,
-            decode,
-            self._part(decode, num_cached),
-            num_cached_prefill=request.cached_prefill.num_tokens.get(prefill.key, 0),
-            num_cached_decode=num_cached,
-            num_strangers=self._num_strangers(prefill, decode),
-        )
-        self._add(ScoredChoice(Choice(prefill, decode), cost))
-        self.has_pair = True
 
-    def _add(self, entry: ScoredChoice) -> None:
-        self.scored.append(entry)
-        self.best_s = min(self.best_s, entry.cost.total_s)
-
-    def _part(self, decode: WorkerView, num_cached: int) -> DecodePart:
-        part = self._parts.get(decode.key)
-        if part is None:
-            part = decode_part(self._need, decode, num_cached=num_cached)
-            self._parts[decode.key] = part
-        return part
-
-    def _num_strangers(self, *workers: WorkerView) -> int:
-        own = self.request.session_workers
-        return sum(worker.key not in own for worker in workers) if own else 0
+def _best(bounds_s: Floats, rng: np.random.Generator) -> Rows:
+    """Rows of the prefill workers with the best bounds; equals in any order."""
+    if len(bounds_s) <= BEST_PREFILL:
+        return np.arange(len(bounds_s))
+    noisy_s = bounds_s * (1.0 + TIE_SHARE * rng.random(len(bounds_s)))
+    return np.argpartition(noisy_s, BEST_PREFILL)[:BEST_PREFILL]

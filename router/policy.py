@@ -5,9 +5,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from router.cost import Cost, Need
+from router.pools import Columns, Pools, Rows
 from router.prefix_index import CachedTokens
-from router.worker_view import Pools, WorkerKey, WorkerView
+from router.worker_view import DECODE, PREFILL, WorkerKey, WorkerView
+
+Mask = npt.NDArray[np.bool_]
 
 # Costs this close are equal: the estimate is no better.
 TIE_SHARE = 0.05
@@ -77,50 +83,89 @@ class Policy(Protocol):
         ...
 
 
-class Filter(Protocol):
-    """Keeps the workers that may be taken; never raises, never adds."""
+@dataclass(frozen=True, slots=True)
+class ScoredChoices:
+    """Many choices and what they cost; what may not be taken costs infinitely much.
 
-    def __call__(self, request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
-        """Return the kept ones in order."""
+    The terms of the cost are arrays: of decode workers alone [decode workers], of pairs
+    [prefill workers, links of each]; a term that is equal for all links has length 1 there.
+    """
+
+    pools: Pools
+    prefill_rows: Rows | None  # [prefill workers], in their table; None: decode workers alone
+    decode_rows: Rows  # of the shape of the cost
+    cost: Cost
+
+    def place(self, number: int) -> tuple[int, ...]:
+        """Where a choice stands in the arrays, from its number in the flat ones."""
+        return (number,) if self.prefill_rows is None else divmod(number, self.decode_rows.shape[1])
+
+    def choice(self, number: int) -> Choice:
+        """One of them."""
+        place = self.place(number)
+        prefill = None
+        if self.prefill_rows is not None:
+            prefill = self.pools.prefill[self.prefill_rows[place[0]]]
+        return Choice(prefill, self.pools.decode[self.decode_rows[place]])
+
+    def entry(self, number: int) -> ScoredChoice:
+        """One of them with its cost."""
+        return ScoredChoice(self.choice(number), self.cost.at(self.place(number)))
+
+
+class Filter(Protocol):
+    """Says of each worker of a pool whether it may be taken; never raises."""
+
+    def __call__(self, request: RouteRequest, workers: Columns) -> Mask:
+        """Return True for those that are kept."""
         ...
 
 
 class Scorer(Protocol):
     """Costs choices in seconds, lower is better; changes nothing."""
 
-    def __call__(self, request: RouteRequest, candidates: "Candidates") -> list[ScoredChoice]:
+    def __call__(self, request: RouteRequest, candidates: "Candidates") -> Sequence[ScoredChoices]:
         """Return every choice that may be the cheapest, with every term."""
         ...
 
 
 class Picker(Protocol):
-    """Takes one of at least one scored choices."""
+    """Takes one of the scored choices."""
 
-    def __call__(self, scored: Sequence[ScoredChoice]) -> Decision:
-        """Return it with the runner-up."""
+    def __call__(self, scored: Sequence[ScoredChoices]) -> Decision | None:
+        """Return it with the runner-up; None when none may be taken."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Workers that passed the filters, and how they may be combined."""
+    """Which workers passed the filters, and how they may be combined."""
 
-    prefill: Sequence[WorkerView]
-    decode: Sequence[WorkerView]
-    takers: Mapping[WorkerKey, Sequence[WorkerKey]]
+    pools: Pools
+    masks: Mapping[str, Mask]  # by pool, an entry for each row
     has_local: bool  # whether a decode worker alone is a choice
 
 
-def keep_routable(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
+def keep_open(request: RouteRequest, workers: Columns) -> Mask:
     """Drop workers that something speaks against, and those that are full or just refused."""
     del request
-    return [worker for worker in workers if worker.is_routable and not worker.is_full]
+    mask: Mask = workers.is_open > 0.0
+    return mask
 
 
-def keep_fitting(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """Drop workers whose whole pool is too small."""
-    num_tokens, num_choices = request.num_tokens, request.num_choices
-    return [worker for worker in workers if worker.could_hold(num_tokens, num_choices)]
+def keep_fitting(request: RouteRequest, workers: Columns) -> Mask:
+    """Drop workers whose whole pool is too small (WorkerView.could_hold)."""
+    mask: Mask = workers.max_tokens >= request.num_tokens
+    return mask
+
+
+def keep_branching(request: RouteRequest, workers: Columns) -> Mask:
+    """The same of decode workers, where all choices must have room beside each other."""
+    fits, num_choices = keep_fitting(request, workers), request.num_choices
+    if num_choices > 1:
+        num_blocks = request.num_tokens // workers.block_size + num_choices
+        fits &= (num_blocks <= workers.num_kv_blocks) & (num_choices <= workers.max_num_seqs)
+    return fits
 
 
 def has_choice(pools: Pools, *, local_prefill: str) -> bool:
@@ -143,25 +188,49 @@ class CheapestPicker:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def __call__(self, scored: Sequence[ScoredChoice]) -> Decision:
-        """Pick; `scored` must not be empty."""
-        ranked = sorted(scored, key=lambda entry: entry.cost.total_s)
-        limit_s = ranked[0].cost.total_s * (1 + TIE_SHARE) + TIE_S
-        chosen = min(
-            (entry for entry in ranked if entry.cost.total_s <= limit_s),
-            key=lambda entry: (
-                entry.choice.num_requests,
-                len(entry.choice.workers),
-                self._rng.random(),
-            ),
-        )
-        others = [entry for entry in ranked if entry is not chosen]
+    def __call__(self, scored: Sequence[ScoredChoices]) -> Decision | None:
+        """Pick; None when nothing may be taken."""
+        totals_s = np.concatenate([group.cost.total_s.ravel() for group in scored])
+        best_s = totals_s.min()
+        if best_s == np.inf:
+            return None
+        near = np.flatnonzero(totals_s <= best_s * (1 + TIE_SHARE) + TIE_S).tolist()
+        num_choices = int(np.count_nonzero(totals_s != np.inf))
+        chosen = near[0] if len(near) == 1 else self._pick_near(scored, near)
+        totals_s[chosen] = np.inf
+        second = int(totals_s.argmin())
         return Decision(
-            chosen=chosen, next_best=others[0] if others else None, num_choices=len(ranked)
+            chosen=_entry(scored, chosen),
+            next_best=_entry(scored, second) if num_choices > 1 else None,
+            num_choices=num_choices,
         )
 
+    def _pick_near(self, scored: Sequence[ScoredChoices], near: list[int]) -> int:
+        def rank(number: int) -> tuple[int, int, float]:
+            group, inner = _find(scored, number)
+            choice = group.choice(inner)
+            return choice.num_requests, len(choice.workers), self._rng.random()
 
-FILTERS: tuple[Filter, ...] = (keep_routable, keep_fitting)
+        return min(near, key=rank)
+
+
+def _find(scored: Sequence[ScoredChoices], number: int) -> tuple[ScoredChoices, int]:
+    for group in scored:
+        if number < group.cost.total_s.size:
+            return group, number
+        number -= group.cost.total_s.size
+    raise AssertionError("no such choice")
+
+
+def _entry(scored: Sequence[ScoredChoices], number: int) -> ScoredChoice:
+    group, inner = _find(scored, number)
+    return group.entry(inner)
+
+
+FILTERS: Mapping[str, tuple[Filter, ...]] = {
+    PREFILL: (keep_open, keep_fitting),
+    DECODE: (keep_open, keep_branching),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,37 +240,42 @@ class FilteredPolicy:
     local_prefill: str
     scorer: Scorer
     picker: Picker
-    filters: tuple[Filter, ...] = FILTERS
+    filters: Mapping[str, tuple[Filter, ...]] = field(default_factory=lambda: FILTERS)
 
     def pick(self, request: RouteRequest, pools: Pools) -> Decision | None:
         """Decide, or return None while no choice exists."""
-        prefill: Sequence[WorkerView] = pools.prefill
-        decode: Sequence[WorkerView] = pools.decode
-        for keep in self.filters:
-            prefill, decode = keep(request, prefill), keep(request, decode)
         candidates = Candidates(
-            prefill=prefill,
-            decode=decode,
-            takers=pools.takers,
+            pools=pools,
+            masks={pool: self._mask(request, pools, pool) for pool in (PREFILL, DECODE)},
             has_local=self.local_prefill == "auto",
         )
-        scored = self._score(request, _without(candidates, request.excluded))
-        if not scored and request.excluded:
-            scored = self._score(request, candidates)
-        return self.picker(scored) if scored else None
+        decision = self._decide(request, _without(candidates, request.excluded))
+        if decision is None and request.excluded:
+            decision = self._decide(request, candidates)
+        return decision
 
-    def _score(self, request: RouteRequest, candidates: Candidates) -> list[ScoredChoice]:
+    def _mask(self, request: RouteRequest, pools: Pools, pool: str) -> Mask:
+        columns = pools.tables[pool].columns
+        first, *others = self.filters[pool]
+        mask: Mask = first(request, columns)
+        for keep in others:
+            mask &= keep(request, columns)
+        return mask
+
+    def _decide(self, request: RouteRequest, candidates: Candidates) -> Decision | None:
+        decision = self._take_cheapest(request, candidates)
+        if decision is None and self.local_prefill == "fallback":
+            decision = self._take_cheapest(request, replace(candidates, has_local=True))
+        return decision
+
+    def _take_cheapest(self, request: RouteRequest, candidates: Candidates) -> Decision | None:
         scored = self.scorer(request, candidates)
-        if scored or self.local_prefill != "fallback":
-            return scored
-        return self.scorer(request, replace(candidates, has_local=True))
+        return self.picker(scored) if scored else None
 
 
 def _without(candidates: Candidates, excluded: Collection[WorkerKey]) -> Candidates:
     if not excluded:
         return candidates
-    return replace(
-        candidates,
-        prefill=[worker for worker in candidates.prefill if worker.key not in excluded],
-        decode=[worker for worker in candidates.decode if worker.key not in excluded],
-    )
+    tables = candidates.pools.tables
+    masks = {pool: mask & ~tables[pool].mask(excluded) for pool, mask in candidates.masks.items()}
+    return replace(candidates, masks=masks)

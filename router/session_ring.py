@@ -5,9 +5,10 @@ Each worker stands at some places of a ring; a session belongs to the next one a
 
 import hashlib
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from router.worker_view import Pools, WorkerKey, WorkerView
+from router.pools import Pools
+from router.worker_view import WorkerKey
 
 PLACES = 16  # of one worker
 
@@ -16,32 +17,26 @@ class SessionRing:
     """Owns one ring per pool, made anew when its workers are others."""
 
     def __init__(self) -> None:
-        self._rings: dict[str, _Ring] = {}
+        self._rings: list[_Ring] = []
+        self._made_for: tuple[Pools, int] | None = None
 
     def workers(self, session_key: str, pools: Pools) -> frozenset[WorkerKey]:
         """The session's worker of each pool; none without a key."""
         if not session_key:
             return frozenset()
+        if (pools, pools.num_memberships) != self._made_for:
+            self._made_for = (pools, pools.num_memberships)
+            views_of_pools = [views for views in (pools.prefill, pools.decode) if views]
+            self._rings = [_Ring(view.key for view in views) for views in views_of_pools]
         place = _place(session_key)
-        owners = [self._owner(place, views) for views in (pools.prefill, pools.decode) if views]
-        return frozenset(owners)
-
-    def _owner(self, place: int, views: Sequence[WorkerView]) -> WorkerKey:
-        keys = {view.key for view in views}
-        ring = self._rings.get(views[0].pool)
-        if ring is None or ring.keys != keys:
-            ring = self._rings[views[0].pool] = _Ring(keys)
-        return ring.owner(place)
+        return frozenset(ring.owner(place) for ring in self._rings)
 
 
 class _Ring:
     def __init__(self, keys: Iterable[WorkerKey]) -> None:
-        self.keys = set(keys)
         # A worker keeps its places when its process is replaced.
         places = [
-            (_place(f"{key.worker_id}/{number}"), key)
-            for key in self.keys
-            for number in range(PLACES)
+            (_place(f"{key.worker_id}/{number}"), key) for key in keys for number in range(PLACES)
         ]
         places.sort()
         self._places = [place for place, _ in places]

@@ -1,6 +1,6 @@
 """What the policy sees of a worker: plain frozen data, one value per moment."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ MAX_BATCHES_AHEAD = 2
 # These stand in where nothing was measured yet.
 UNMEASURED_TOKENS_PER_S = 1000.0
 UNMEASURED_STEP_S = 0.05
+UNMEASURED_BYTES_PER_S = 100e6
 
 
 class WorkerKey(NamedTuple):
@@ -31,6 +32,12 @@ class LinkView:
     bandwidth_bytes_per_s: float
     latency_s: float
     queued_bytes: int
+    byte_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive."""
+        byte_s = 1.0 / (self.bandwidth_bytes_per_s or UNMEASURED_BYTES_PER_S)
+        object.__setattr__(self, "byte_s", byte_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,9 @@ class WorkerView:
     # Derived once, since each decision looks at every worker.
     num_requests: int = field(init=False)  # it has or will have, as far as we know
     is_full: bool = field(init=False)
+    is_open: bool = field(init=False)  # may be given a request now
+    chunk_tokens: int = field(init=False)  # of a prompt in one step, at least 1
+    pending_bytes: int = field(init=False)
     max_tokens: int = field(init=False)  # longest request that fits the empty worker, and one token
     fixed_s: float = field(init=False)  # of one step
     added_s: float = field(init=False)  # to a step by one more prompt token in it
@@ -92,12 +102,17 @@ class WorkerView:
         """Derive."""
         fixed_s = self.step_s or UNMEASURED_STEP_S
         added_s = 1.0 / (self.prefill_tokens_per_s or UNMEASURED_TOKENS_PER_S)
-        token_s = added_s + fixed_s / max(self.max_num_batched_tokens, 1)
+        chunk_tokens = max(self.max_num_batched_tokens, 1)
+        token_s = added_s + fixed_s / chunk_tokens
         num_requests = self._count_requests()
         limit = MAX_BATCHES_AHEAD * max(self.max_num_seqs, 1)
         derive = object.__setattr__
         derive(self, "num_requests", num_requests)
-        derive(self, "is_full", self.has_refused or num_requests >= limit)
+        is_full = self.has_refused or num_requests >= limit
+        derive(self, "is_full", is_full)
+        derive(self, "is_open", self.is_routable and not is_full)
+        derive(self, "chunk_tokens", chunk_tokens)
+        derive(self, "pending_bytes", self.pending.num_bytes)
         num_pool_tokens = self.num_kv_blocks * self.block_size
         derive(self, "max_tokens", min(self.max_model_len, num_pool_tokens) - 1)
         derive(self, "fixed_s", fixed_s)
@@ -136,21 +151,3 @@ class WorkerView:
         num_blocks = num_tokens // self.block_size + num_choices
         has_room = num_blocks <= self.num_kv_blocks and num_choices <= self.max_num_seqs
         return num_tokens <= self.max_tokens and has_room
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
-    """All workers of one moment, and who can take KV from whom."""
-
-    prefill: Sequence[WorkerView]
-    decode: Sequence[WorkerView]
-    takers: Mapping[WorkerKey, Sequence[WorkerKey]]  # prefill worker -> decode workers linked to it
-
-
-def list_takers(decode: Iterable[WorkerView]) -> dict[WorkerKey, list[WorkerKey]]:
-    """Turn the links of decode workers around."""
-    takers: dict[WorkerKey, list[WorkerKey]] = {}
-    for worker in decode:
-        for peer in worker.links:
-            takers.setdefault(peer, []).append(worker.key)
-    return takers

@@ -44,6 +44,7 @@ class SimPrompt:
     num_output_tokens: int  # expected
     num_choices: int = 1
     session_key: str = ""
+    skips_cache: bool = False
 
     def __len__(self) -> int:
         return self.flight.request.num_prompt_tokens + self.flight.num_generated

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from router.cost import Cost
 from router.joint_scorer import JointCostScorer
 from router.policy import (
-    FILTERS,
     CheapestPicker,
     Choice,
     Decision,
@@ -20,7 +19,8 @@ from router.policy import (
     RouteRequest,
     ScoredChoice,
 )
-from router.worker_view import Pools, WorkerView
+from router.pools import Pools
+from router.worker_view import WorkerView
 
 # SGLang's cache_aware, its published defaults.
 CACHE_THRESHOLD = 0.5
@@ -39,11 +39,8 @@ class TwoStepPolicy:
 
     def pick(self, request: RouteRequest, pools: Pools) -> Decision | None:
         """Decide, or return None while no choice exists."""
-        prefill, decode = pools.prefill, pools.decode
-        for keep in FILTERS:
-            prefill, decode = keep(request, prefill), keep(request, decode)
-        prefill = _avoid(request, prefill)
-        decode = _avoid(request, decode)
+        prefill = _avoid(request, _keep_open(request, pools.prefill))
+        decode = _avoid(request, _keep_open(request, pools.decode))
         if not decode:
             return None
         feeders = [each for each in prefill if _linked(each, decode)]
@@ -151,9 +148,13 @@ def _linked(feeder: WorkerView, decode: Sequence[WorkerView]) -> list[WorkerView
     return [each for each in decode if feeder.key in each.links]
 
 
+def _keep_open(request: RouteRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    return [each for each in workers if each.is_open and each.could_hold(request.num_tokens)]
+
+
 def _avoid(request: RouteRequest, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-    excluded = request.excluded
-    return [each for each in workers if each.key not in excluded] if excluded else workers
+    # As long as anyone else can do it.
+    return [each for each in workers if each.key not in request.excluded] or workers
 
 
 def _decision(prefill: WorkerView | None, decode: WorkerView) -> Decision:

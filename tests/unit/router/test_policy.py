@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cost import decode_part, local_cost, pair_cost
-from router.joint_scorer import JointCostScorer
+from router.joint_scorer import BEST_PREFILL, JointCostScorer
 from router.policy import CheapestPicker, Decision, FilteredPolicy, RouteRequest, has_choice
 from router.prefix_index import CachedTokens
 from router.worker_view import LinkView, Pending, WorkerView
@@ -199,7 +199,7 @@ def every_cost(feeders: Sequence[WorkerView], takers: Sequence[WorkerView]) -> l
     entries = list(zip(takers, parts, strict=True))
     costs = [local_cost(REQUEST.need, taker, part) for taker, part in entries]
     costs += [
-        pair_cost(REQUEST.need, feeder, taker, part)
+        pair_cost(REQUEST.need, feeder, taker, taker.links[feeder.key], part)
         for taker, part in entries
         for feeder in feeders
         if feeder.key in taker.links
@@ -231,10 +231,10 @@ def test_nothing_much_cheaper_is_ever_left(
     assert decision.chosen.cost.total_s <= best_s * 1.05 * 1.05 * 1.05 + 0.0002
 
 
-def test_a_decision_over_many_workers_scores_few_choices() -> None:
+def test_of_many_prefill_workers_the_pairs_of_the_best_are_scored() -> None:
     feeders = [prefill(n, num_waiting_uncached_tokens=10 * n) for n in range(100)]
     takers = [decode(n, peers=100, num_running=n % 4) for n in range(100)]
     decision = pick(feeders, takers)
     assert decision is not None
-    assert decision.num_choices < 500
+    assert decision.num_choices == BEST_PREFILL * 100 + 100
     assert decision.chosen.cost.total_s <= min(every_cost(feeders, takers)) * 1.16

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from router.pools import Pools
 from router.prefix_index import PrefixIndex
 from router.worker_view import (
     DECODE,
     PREFILL,
     LinkView,
     Pending,
-    Pools,
     WorkerKey,
     WorkerView,
-    list_takers,
 )
 
 LINK = LinkView(bandwidth_bytes_per_s=1e8, latency_s=0.001, queued_bytes=0)
@@ -41,7 +40,7 @@ def decode(number: int = 0, *, peers: int = 1, **facts: Any) -> WorkerView:
 
 
 def pools(prefill: Sequence[WorkerView], decode: Sequence[WorkerView]) -> Pools:
-    return Pools(prefill=prefill, decode=decode, takers=list_takers(decode))
+    return Pools([*prefill, *decode])
 
 
 class FakeFleet:

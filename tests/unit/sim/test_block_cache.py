@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.block_name import BlockName
@@ -61,6 +61,7 @@ def test_events_tell_every_change_once() -> None:
     assert set(stored) - set(removed) == {2}
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(1, 6)), max_size=60),
     st.integers(1, 12),

@@ -12,7 +12,7 @@ from sim.trace import Trace, TraceRequest
 from tests.unit.sim.worlds import hardware
 
 H100 = load_hardware("h100", model="llama-8b")
-SMALL = Shape(num_requests=120, rate=10.0, turn_tokens=1500.0, output_tokens=40.0)
+SMALL = Shape(num_requests=60, rate=10.0, turn_tokens=1500.0, output_tokens=40.0)
 
 
 def simulate(policy: str = "relevo", *, trace: Trace | None = None, **facts: Any) -> Run:
@@ -29,7 +29,7 @@ def test_every_request_ends_and_leaves_nothing(policy: str) -> None:
     assert all(flight.finished_s is not None for flight in run.flights)
     assert all(0.0 < (flight.first_token_s or 0.0) <= flight.finished_s for flight in run.flights)  # type: ignore[operator]
     report = make_report(run, Objectives())
-    assert report.num_requests == 120
+    assert report.num_requests == 60
     assert report.num_replays == report.num_refusals == 0
     assert 0.0 <= report.hit_rate < 0.7
     if policy != "relevo":
@@ -93,7 +93,7 @@ def burst(num_requests: int, num_tokens: int) -> Trace:
     shared = tuple(range(num_tokens // 512 - 1))
     requests = [
         TraceRequest(
-            arrived_s=0.0,
+            arrived_s=1.0,  # when every router knows every worker
             num_prompt_tokens=num_tokens,
             num_output_tokens=50,
             block_ids=(*shared, 10_000 + number),
@@ -119,8 +119,8 @@ def test_several_routers_spread_a_burst_of_one_prefix() -> None:
 
 def test_workers_refuse_what_is_too_much_and_nothing_is_lost() -> None:
     """Routers that know nothing of each other send more than a worker admits."""
-    tiny = hardware(max_num_seqs=1, rpc_latency_s=0.01, max_model_len=50_000, num_kv_tokens=50_000)
-    run = simulate("round-robin", num_routers=4, hardware=tiny, trace=burst(40, 1024))
+    tiny = hardware(max_num_seqs=1, rpc_latency_s=0.01, token_s=1e-4, num_kv_tokens=50_000)
+    run = simulate("round-robin", num_routers=4, hardware=tiny, trace=burst(40, 512))
     assert all(flight.finished_s is not None for flight in run.flights)
     assert make_report(run, Objectives()).num_refusals > 0
 
