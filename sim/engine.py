@@ -15,6 +15,7 @@ from collections.abc import Callable
 from engine.rates import Rates
 from sim.agenda import Agenda
 from sim.block_cache import BlockCache
+from sim.chunk_shares import ChunkShares
 from sim.decode_batch import DecodeBatch, Stretch
 from sim.hardware import Hardware
 from sim.job import Job
@@ -186,8 +187,8 @@ class SimEngine:
         step_s = (stretch.end_s - stretch.start_s) / stretch.num_steps
         self._observe(len(self.running), 0, step_s, self.running.num_kv_tokens)
         self.busy_s += step_s * (stretch.num_steps - 1)
-        self._is_stepping = False
         self._step_decodes(stretch.num_steps)
+        self._is_stepping = False
         self._go_on()
 
     def _observe(
@@ -211,31 +212,21 @@ class SimEngine:
             self.running.add(self.arrived.popleft())
 
     def _share_chunks(self, budget: int) -> list[tuple[Job, int]]:
-        chunks: list[tuple[Job, int]] = []
-        long: Job | None = None
-        num_kept = 0
-        prompts = deque(self.computing)
-        while budget > 0 and (prompts or self._can_admit(long, budget)):
-            job = prompts.popleft() if prompts else self._admit_waiting()
-            if job is None:
-                break
-            if job.num_left <= budget:
-                chunks.append((job, job.num_left))
-                budget -= job.num_left
-            elif long is None:
-                long, num_kept = job, budget - budget // 2
-                budget //= 2
-        if long is not None and num_kept + budget:
-            chunks.append((long, num_kept + budget))
-        return chunks
+        shares = ChunkShares(budget)
+        for job in self.computing:
+            shares.give(job)
+        while self._can_admit(shares) and (newcomer := self._admit_waiting()) is not None:
+            shares.give(newcomer)
+        return shares.close()
 
-    def _can_admit(self, long: Job | None, budget: int) -> bool:
+    def _can_admit(self, shares: ChunkShares) -> bool:
         if not self.waiting or self._unreserved or self.num_seqs >= self.hardware.max_num_seqs:
             return False
         head = self.waiting[0]
-        return long is None or head.num_prompt_tokens - head.num_cached <= budget
+        return shares.admits(head.num_prompt_tokens - head.num_cached)
 
     def _admit_waiting(self) -> Job | None:
+        """Start the first that waits; None: there are not enough blocks."""
         job = self.waiting[0]
         num_guessed = job.num_cached
         if not self._take_blocks(job):
@@ -260,12 +251,13 @@ class SimEngine:
     def _end_mixed_step(self, num_decodes: int, chunks: list[tuple[Job, int]]) -> None:
         if not self.is_alive:
             return
-        self._is_stepping = False
         if num_decodes:
             self._step_decodes(1)
         for job, num_tokens in chunks:
             if not job.is_over:
                 self._end_chunk(job, num_tokens)
+        # Only now: whoever is told of an end may cancel or release something at once.
+        self._is_stepping = False
         self._go_on()
 
     def _step_decodes(self, num_steps: int) -> None:
@@ -276,6 +268,7 @@ class SimEngine:
     def _end_chunk(self, job: Job, num_tokens: int) -> None:
         before = job.num_computed // self.block_size
         job.num_computed += num_tokens
+        assert job.num_left >= 0, "a piece was computed twice"
         self.num_computed_tokens += num_tokens
         self.cache.store(job.lease, job.names[before : job.num_computed // self.block_size])
         job.on_chunk(job)

@@ -104,6 +104,21 @@ def test_who_is_cancelled_leaves_nothing(after_s: float) -> None:
     assert [log.ended_s is None for log in logs] == [True, True, False]
 
 
+def test_who_is_told_of_a_token_may_cancel_at_once() -> None:
+    agenda = Agenda()
+    subject, log = engine(agenda), Log(agenda)
+    first = log.job(30, 1, is_kept=True)
+    first.on_token = subject.cancel
+    others = [Log(agenda) for _ in range(2)]
+    subject.add(log.job(10, 1, start=3000))  # the others come while it runs, for one step together
+    for job in (first, *(each.job(30, 5, start=1000 * n) for n, each in enumerate(others, 1))):
+        subject.add(job)
+    run(agenda)
+    subject.check_integrity()
+    assert subject.cache.num_used == 0
+    assert [each.first_token_s for each in others] == [pytest.approx(0.1)] * 2
+
+
 def test_it_learns_the_speed_it_has() -> None:
     agenda = Agenda()
     subject = engine(agenda)
