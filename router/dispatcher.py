@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.chooser import Chooser, Pick
@@ -72,6 +72,7 @@ class Dispatcher:
         self.expected_tokens = self._typical.expected_tokens
         self._mean_service_s = FIRST_MEAN_SERVICE_S
         self._last_num_seqs = 0
+        self._num_most_places = 0
         self._most_places: Sequence[int] = ()  # of each decode worker, when there were most
         self.has_been_ready = False
         self.routes: deque[tuple[str, int, Route]] = deque(maxlen=NUM_ROUTES_KEPT)
@@ -80,9 +81,9 @@ class Dispatcher:
         """Somebody came, spoke or left."""
         self.has_been_ready = self.has_been_ready or self.is_ready()
         self._last_num_seqs = self._num_seqs(PREFILL, DECODE) or self._last_num_seqs
-        places = [view.max_num_seqs for view in self._workers.fleet.pools().decode]
-        if sum(places) > sum(self._most_places):
-            self._most_places = places
+        if (num_places := self._num_seqs(DECODE)) > self._num_most_places:
+            self._num_most_places = num_places
+            self._most_places = [view.max_num_seqs for view in self._workers.fleet.pools().decode]
         self._queue.wake()
 
     def is_ready(self) -> bool:
