@@ -120,6 +120,23 @@ def only_these_failed(*labels: str) -> Check:
     return check
 
 
+def wrong_guesses_at_most(limit: int, *, label: str) -> Check:
+    """So few answers found less in a cache than their routing was told."""
+
+    async def check(stage: Stage) -> None:
+        answers = [answer for answer in stage.extra if answer.label == label]
+        told = [stage.first_routes[answer.request_id] for answer in answers]
+        wrong = [
+            (route["predicted_cached_tokens"], answer.num_cached_tokens)
+            for route, answer in zip(told, answers, strict=True)
+            if route["predicted_cached_tokens"] > answer.num_cached_tokens
+        ]
+        assert len(wrong) <= limit, wrong
+        assert answers[-1].num_cached_tokens > 0, "the new cache is not known"
+
+    return check
+
+
 async def the_victims_were_replaced(stage: Stage) -> None:
     for victim in stage.victims:
         worker = await stage.cluster.worker(victim["id"])

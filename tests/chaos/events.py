@@ -140,6 +140,22 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class KillCacheOf:
+    """SIGKILL to the prefill worker that the last answer to this question came from."""
+
+    question: str
+
+    async def happen(self, stage: Stage) -> None:
+        await stage.note_routes()
+        answer = next(each for each in reversed(stage.extra) if each.question == self.question)
+        victim = await stage.cluster.worker(
+            stage.first_routes[answer.request_id]["chosen"]["prefill"]
+        )
+        stage.victims.append(victim)
+        stage.cluster.kill(victim["pid"])
+
+
+@dataclass(frozen=True, slots=True)
 class Replaced:
     """Wait until a worker's place is taken by a newer process."""
 

@@ -12,6 +12,7 @@ import httpx
 
 Json = dict[str, Any]
 
+ASIDE = "aside"  # what no load asks for
 # What a request asks for, by name. Each answer depends on its request alone.
 _FOX = "The quick brown fox jumps over the lazy dog. "
 QUESTIONS: dict[str, Json] = {
@@ -35,6 +36,7 @@ QUESTIONS: dict[str, Json] = {
         "structured_outputs": {"regex": "[a-f]{20,200}"},
         "ignore_eos": False,
     },
+    ASIDE: {"prompt": "Nobody else asks for this one, " * 3, "temperature": 0},
 }
 COMMON: Json = {"model": "tiny", "ignore_eos": True, "stream": True}
 PATIENCE_S = 150.0  # a client on a busy machine
@@ -54,6 +56,7 @@ class Answer:
     ends: dict[int, str] = field(default_factory=dict)
     logprobs: list[float] = field(default_factory=list)
     usage: dict[str, int] = field(default_factory=dict)
+    num_cached_tokens: int = 0  # tells of the cache, not of the answer
     arrivals_s: list[float] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # what breaks the protocol
     error: str = ""  # what the server said went wrong
@@ -98,6 +101,7 @@ class Answer:
         if usage := event.get("usage"):
             names = ("prompt_tokens", "completion_tokens", "total_tokens")
             self.usage = {name: usage[name] for name in names}
+            self.num_cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def body_of(question: str, num_tokens: int) -> Json:
@@ -158,7 +162,7 @@ class Load:
     num_clients: int = 4
     num_requests: int | None = None  # of each client; None: until it is told to end
     num_tokens: int = 60
-    questions: Sequence[str] = tuple(QUESTIONS)
+    questions: Sequence[str] = tuple(name for name in QUESTIONS if name != ASIDE)
     label: str = "load"  # the client's X-Request-Id, which faults may match
 
     async def run(self, url: str, is_over: asyncio.Event, answers: list[Answer]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import httpx
 
 from tests.chaos.cluster import Footprint, LiveCluster, Worker
-from tests.chaos.load import CANARY, Answer, Load, ask
+from tests.chaos.load import ASIDE, CANARY, Answer, Load, ask
 
 WATCH_EVERY_S = 0.3
 TOLD_ROUTES = 256  # as many as an ingress remembers
@@ -78,6 +78,7 @@ class Stage:
     extra: list[Answer] = field(default_factory=list)  # asked for by events
     victims: list[Worker] = field(default_factory=list)
     num_attempts: dict[str, int] = field(default_factory=dict)  # by request id
+    first_routes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by request id
     workers: list[Worker] = field(default_factory=list)  # before it began
     footprints: dict[int, Footprint] = field(default_factory=dict)  # before it began
     metrics: dict[str, float] = field(default_factory=dict)  # before it began
@@ -88,7 +89,7 @@ class Stage:
     async def run(self) -> None:
         """From a whole cluster to the last event of the last client."""
         await self.cluster.until_whole()
-        for load in (self.scenario.load, CANARY):
+        for load in (self.scenario.load, CANARY, Load(questions=[ASIDE])):
             await self.truths.learn(self.cluster.http, load)
         self.workers = await self.cluster.workers()
         self.footprints = await self.cluster.footprints()
@@ -126,22 +127,25 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Follow which requests were tried again: an ingress forgets."""
+        """Follow what the ingress decides: it forgets."""
         watching = asyncio.create_task(self._watch())
         try:
             yield
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-            await self._note_attempts()
+            await self.note_routes()
 
     async def _watch(self) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                await self._note_attempts()
+                await self.note_routes()
             await asyncio.sleep(WATCH_EVERY_S)
 
-    async def _note_attempts(self) -> None:
+    async def note_routes(self) -> None:
+        """Take what the ingress remembers of its decisions."""
         for route in (await self.cluster.status(TOLD_ROUTES))["routes"]:
-            known = self.num_attempts.get(route["request_id"], 0)
-            self.num_attempts[route["request_id"]] = max(known, route["attempt"])
+            request_id, attempt = route["request_id"], route["attempt"]
+            self.num_attempts[request_id] = max(self.num_attempts.get(request_id, 0), attempt)
+            if attempt == 1:
+                self.first_routes[request_id] = route
