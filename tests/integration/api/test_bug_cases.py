@@ -17,6 +17,7 @@ import grpc.aio
 import pytest
 from relevo.v1 import common_pb2, inference_pb2
 
+from api.openapi.bodies import BODIES
 from router.errors import GenerationFailed
 from router.logprobs import TokenLogprobs
 from router.request import FinishReason, TokenBatch
@@ -401,3 +402,51 @@ async def test_a28_a_chat_the_template_refuses_is_a_400(
     assert response.json()["error"]["message"] == caught.value.details()
     answer = {"model": "tiny", "max_tokens": 5, "messages": messages}
     assert (await site.http.post("/v1/messages", json=answer)).status_code == 400
+
+
+LONG = "canary" * 1000
+BASES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("path", BASES)
+async def test_no_face_echoes_more_than_a_little(site: Site, path: str) -> None:
+    values: list[Any] = [LONG, [LONG], {LONG: LONG}, {"type": LONG}, [{"type": LONG, "role": LONG}]]
+    for name in (*BODIES[path].properties, LONG):
+        for value in values:
+            body = {"model": "tiny", **BASES[path], name: value}
+            response = await site.http.post(path, json=body)
+            assert response.status_code < 500, (name, response.text)
+            assert "canary" * 43 not in response.headers.get("x-relevo-warnings", "")
+            if response.status_code != 200:
+                assert "canary" * 43 not in response.text, name
+                assert len(response.content) < 2048
+
+
+async def test_grpc_echoes_no_more_than_a_little(site: Site) -> None:
+    chats = [
+        inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role=LONG, content="x")]),
+        inference_pb2.Chat(tools=[inference_pb2.Tool(name=LONG)]),
+        inference_pb2.Chat(tools=[inference_pb2.Tool(name="f", parameters=LONG)]),
+        inference_pb2.Chat(tool_choice=inference_pb2.ToolChoice(mode=LONG)),
+        inference_pb2.Chat(tool_choice=inference_pb2.ToolChoice(function=LONG)),
+        inference_pb2.Chat(reasoning_effort=LONG),
+        inference_pb2.Chat(generation=inference_pb2.Generation(model=LONG)),
+        inference_pb2.Chat(generation=inference_pb2.Generation(stop=[LONG])),
+        inference_pb2.Chat(generation=inference_pb2.Generation(cache_salt=LONG)),
+    ]
+    for chat in chats:
+        if not chat.messages:
+            chat.messages.add(role="user", content="hi")
+        if not chat.generation.model:
+            chat.generation.model = "tiny"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await site.stub.Chat(inference_pb2.ChatRequest(chat=chat))
+        assert caught.value.code() in {
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.NOT_FOUND,
+        }
+        assert "canary" * 43 not in (caught.value.details() or "")
