@@ -3,18 +3,17 @@
 from typing import Any
 
 import grpc.aio
-import orjson
 from relevo.v1 import common_pb2, inference_pb2
 
 from api.answer_writer import parts_of
 from api.chat.conversation import read_conversation
 from api.chat.request import read_chat_request
 from api.choice_text import TextDelta
-from api.errors import ApiError, Verdict, invalid
+from api.errors import invalid
 from api.generation_request import GenerationRequest, read_model
 from api.grpc_fields import FINISH_REASONS, read_fields
 from api.grpc_run import GrpcRun, prompt_scored, scored
-from api.json_text import MAX_DEPTH, has_too_deep_nesting
+from api.json_text import parse_json
 from api.openai.fields import CHAT_FIELDS, check_fields
 from api.parsers.part import Part, PartKind, text_of
 from api.serving import Serving
@@ -139,14 +138,10 @@ def _read_tool(tool: inference_pb2.Tool, index: int) -> dict[str, object]:
     function: dict[str, object] = {"name": tool.name, "description": tool.description or None}
     if tool.parameters:
         place = f"tools[{index}].function.parameters"
-        if has_too_deep_nesting(tool.parameters.encode()):
-            raise invalid(f"{place} is nested deeper than {MAX_DEPTH} levels", place)
         try:
-            function["parameters"] = orjson.loads(tool.parameters)
-        except orjson.JSONDecodeError as error:
-            raise ApiError(
-                Verdict.INVALID, f"{place} is not valid JSON: {error.msg[:200]}", param=place
-            ) from None
+            function["parameters"] = parse_json(tool.parameters.encode())
+        except ValueError as error:
+            raise invalid(f"{place} cannot be read: {error}", place) from None
     return {"type": "function", "function": function}
 
 
