@@ -13,7 +13,7 @@ import httpx
 from tests.chaos.cluster import Footprint, LiveCluster, Worker
 from tests.chaos.load import ASIDE, CANARY, Answer, Load, ask
 
-WATCH_EVERY_S = 0.3
+WATCH_EVERY_S = 1.0
 TOLD_ROUTES = 256  # as many as an ingress remembers
 USUAL = Load()
 STRUCK = "struck"  # what the faults of a scenario are filed under

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.soak,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="package"),
 ]
 

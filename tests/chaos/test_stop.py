@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
     pytest.mark.soak,
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="package"),
 ]
 
