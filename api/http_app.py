@@ -17,7 +17,7 @@ from api.information_routes import InformationRoutes, version
 from api.openai.requests import read_chat, read_completion
 from api.openai.writer import chat_writer, completion_writer
 from api.openapi.document import docs_page, openapi_document
-from api.operations.dashboard import EVENTS_PATH, PATH, Dashboard, DashboardEvents
+from api.operations.dashboard import PATH, Dashboard, DashboardEndpoint
 from api.operations.pulse import Pulse
 from api.operations.trace_routes import TraceRoutes
 from api.responses.requests import read_response_call
@@ -62,8 +62,7 @@ def build_http_app(
         Route("/v1/status", information.status),
         Route("/v1/loads", information.loads),
         Route("/v1/traces/{name}", trace_routes.trace),
-        Route(PATH, dashboard.page),
-        Route(EVENTS_PATH, DashboardEvents(dashboard)),
+        Route(PATH, DashboardEndpoint(dashboard), methods=["GET"]),
         Route("/health", information.health),
         Route("/ready", information.ready),
         Route("/version", information.version),

@@ -17,7 +17,7 @@ from telemetry.logs import request_scope
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 32 * 1024
 MAX_LABEL_CHARACTERS = 128
-DASHBOARD = "/dashboard"  # only its page and events take a browser's own way to send a key
+DASHBOARD = "/dashboard"  # it alone takes a browser's own way to send a key
 BASIC = 'Basic realm="relevo: any user, the API key as password", charset="UTF-8"'
 OPEN_PATHS = frozenset({"/health", "/ready"})
 # The API whose clients send their key, and want their errors, in another way.
@@ -76,7 +76,7 @@ class HttpGate:
             )
         if scope["path"] not in OPEN_PATHS:
             authorizations = _credentials(scope["path"], headers)
-            if scope["path"].startswith(DASHBOARD):
+            if scope["path"] == DASHBOARD:
                 authorizations = [as_bearer(each) for each in authorizations]
             scope["state"]["caller"] = self._keys.admit(
                 authorizations, session_id="".join(_values(headers, b"x-session-id")[:1])

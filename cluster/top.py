@@ -53,7 +53,8 @@ def run(url: str, *, api_key: str) -> int:
 
 def _pictures(client: httpx.Client) -> Iterator[Mapping[str, Any]]:
     try:
-        with client.stream("GET", "/dashboard/events") as response:
+        wanted = {"accept": "text/event-stream"}
+        with client.stream("GET", "/dashboard", headers=wanted) as response:
             if not response.is_success:
                 response.read()
             raise_for_error(response)

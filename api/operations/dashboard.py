@@ -17,7 +17,6 @@ from telemetry.trace_store import RequestTrace, TraceStore
 from telemetry.trace_view import describe_trace
 
 PATH: Final = "/dashboard"
-EVENTS_PATH: Final = "/dashboard/events"
 NUM_ROUTES: Final = 12
 NUM_SLOW: Final = 6
 NUM_EVENTS: Final = 40
@@ -29,6 +28,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
+    "vary": "accept",
 }
 
 
@@ -43,7 +43,7 @@ class Dashboard:
         self._page = files("api").joinpath("static/dashboard.html").read_text(encoding="utf-8")
         self._drawn: tuple[int, bytes] = (-1, b"")
 
-    async def page(self, _: Request) -> Response:
+    def page(self) -> Response:
         """Return the page."""
         return HTMLResponse(self._page, headers=_HEADERS)
 
@@ -82,14 +82,17 @@ class Dashboard:
         return sorted(self._traces.recent(), key=_duration_ns, reverse=True)[:NUM_SLOW]
 
 
-class DashboardEvents:
-    """An ASGI endpoint: pictures until the reader leaves."""
+class DashboardEndpoint:
+    """An ASGI endpoint: the page, or to its own script pictures until the reader leaves."""
 
     def __init__(self, dashboard: Dashboard) -> None:
         self._dashboard = dashboard
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one reader."""
+        if "text/event-stream" not in Request(scope).headers.get("accept", ""):
+            await self._dashboard.page()(scope, receive, send)
+            return
         sender = EventSender(send, keep_alive_s=0.0)
         await run_while_connected(receive, sender.send_all(self._dashboard.pictures()))
 

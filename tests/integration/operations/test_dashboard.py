@@ -91,12 +91,13 @@ async def test_with_keys_a_browser_asks_for_one_and_the_stream_has_it(
     model_path: Path, tokenizer: Tokenizer, keys_file: Path
 ) -> None:
     async with open_site(model_path, tokenizer, api_keys_file=str(keys_file)) as site:
-        for path in ("/dashboard", "/dashboard/events"):
-            refused = await site.http.get(path)
+        for accept in ("text/html", "text/event-stream"):
+            headers = {"accept": accept}
+            refused = await site.http.get("/dashboard", headers=headers)
             assert refused.status_code == 401
-            wrong = await site.http.get(path, auth=("anybody", "sk-wrong"))
+            assert refused.headers["www-authenticate"].startswith("Basic")
+            wrong = await site.http.get("/dashboard", headers=headers, auth=("anybody", "sk-wrong"))
             assert wrong.status_code == 401
-        assert (await site.http.get("/dashboard")).headers["www-authenticate"].startswith("Basic")
         # Only there: a browser must not be made to act for its user elsewhere.
         elsewhere = await site.http.get("/v1/status", auth=("anybody", KEY))
         assert elsewhere.status_code == 401
