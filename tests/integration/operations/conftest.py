@@ -40,7 +40,10 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 @pytest.fixture(scope="package")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
     folder = tmp_path_factory.mktemp("trace")
-    cluster = ClusterProcesses(folder, make_tiny_model(folder / "model"))
+    # What a busy machine makes slow must not look like a lost peer.
+    kv_transfer = {"transfer_timeout_s": 15.0, "lease_s": 30.0}
+    model = make_tiny_model(folder / "model")
+    cluster = ClusterProcesses(folder, model, kv_transfer=kv_transfer)
     try:
         yield cluster
     finally:
