@@ -34,7 +34,9 @@ def openapi_document(version: str) -> Json:
                 "Spans of one of the last requests: its id, its label or a trace id",
                 _parameter("name", "path"),
             ),
-            "/dashboard": _get("The cluster as a page; live with `Accept: text/event-stream`"),
+            "/dashboard": _get(
+                "The cluster as a page; live with `Accept: text/event-stream`", media="text/html"
+            ),
             "/health": _get("This process answers", is_open=True),
             "/ready": _get("A request sent now would be served", is_open=True),
             "/version": _get("Version of the server"),
