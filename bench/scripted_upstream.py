@@ -69,6 +69,11 @@ class ScriptedUpstream:
         """Nobody waits."""
         return 0
 
+    @property
+    def max_requests(self) -> int:
+        """More than any measurement sends."""
+        return 10_000
+
     def is_ready(self) -> bool:
         """Tell that it is."""
         return True
