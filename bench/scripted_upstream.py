@@ -69,9 +69,8 @@ class ScriptedUpstream:
         """Nobody waits."""
         return 0
 
-    @property
-    def max_requests(self) -> int:
-        """More than any measurement sends."""
+    def max_requests(self, num_choices: int) -> int:  # noqa: ARG002
+        """Tell of more than any measurement sends."""
         return 10_000
 
     def is_ready(self) -> bool:
