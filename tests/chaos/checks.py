@@ -105,6 +105,16 @@ def stalls_below(limit_s: float) -> Check:
     return check
 
 
+def recovered_within(limit_s: float) -> Check:
+    """No stream that changed its worker stood still for as long as this around the blow."""
+
+    async def check(stage: Stage) -> None:
+        assert stage.affected, "no stream was hit"
+        assert max(stage.recoveries_s) < limit_s, sorted(stage.recoveries_s)
+
+    return check
+
+
 async def some_were_hit(stage: Stage) -> None:
     """It was no blow into the air."""
     assert stage.affected

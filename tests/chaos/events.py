@@ -56,7 +56,7 @@ class Kill:
 
     async def happen(self, stage: Stage) -> None:
         victim = await busiest(stage, self.pool)
-        stage.victims.append(victim)
+        stage.strike(victim)
         stage.cluster.kill(victim["pid"])
 
 
@@ -68,7 +68,7 @@ class Freeze:
 
     async def happen(self, stage: Stage) -> None:
         victim = await busiest(stage, self.pool)
-        stage.victims.append(victim)
+        stage.strike(victim)
         stage.cluster.freeze(victim["pid"])
 
 
@@ -90,7 +90,7 @@ class Partition:
 
     async def happen(self, stage: Stage) -> None:
         victim = await busiest(stage, self.pool)
-        stage.victims.append(victim)
+        stage.strike(victim)
         lost = fault("control_message", "drop", worker=victim["id"], count=0)
         stage.cluster.strike("partition", lost)
 
@@ -151,7 +151,7 @@ class KillCacheOf:
         victim = await stage.cluster.worker(
             stage.first_routes[answer.request_id]["chosen"]["prefill"]
         )
-        stage.victims.append(victim)
+        stage.strike(victim)
         stage.cluster.kill(victim["pid"])
 
 

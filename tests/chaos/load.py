@@ -76,6 +76,16 @@ class Answer:
         moments = [self.started_at_s, *self.arrivals_s]
         return max((later - earlier for earlier, later in itertools.pairwise(moments)), default=0.0)
 
+    def stall_over_s(self, moment_s: float) -> float:
+        """How long the stream stood still around this moment; 0 when it did not run then."""
+        moments = [self.started_at_s, *self.arrivals_s]
+        stalls = (
+            later - earlier
+            for earlier, later in itertools.pairwise(moments)
+            if earlier <= moment_s < later
+        )
+        return next(stalls, 0.0)
+
     def tells(self) -> Json:
         """What an undisturbed run must tell, too."""
         return {

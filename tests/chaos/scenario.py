@@ -77,6 +77,7 @@ class Stage:
     answers: list[Answer] = field(default_factory=list)  # those that still run included
     extra: list[Answer] = field(default_factory=list)  # asked for by events
     victims: list[Worker] = field(default_factory=list)
+    blows_s: list[float] = field(default_factory=list)  # when each victim was struck
     num_attempts: dict[str, int] = field(default_factory=dict)  # by request id
     first_routes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by request id
     workers: list[Worker] = field(default_factory=list)  # before it began
@@ -108,6 +109,21 @@ class Stage:
     def affected(self) -> list[Answer]:
         """Those that went on with other workers than they began with."""
         return [each for each in self.all_answers if self.num_attempts.get(each.request_id, 1) > 1]
+
+    @property
+    def recoveries_s(self) -> list[float]:
+        """How long each of those stood still around the blow that hit it."""
+        stalls_s = [
+            max((each.stall_over_s(blow_s) for blow_s in self.blows_s), default=0.0)
+            for each in self.affected
+        ]
+        # Struck by a fault point, whose moment only the worker knows.
+        return stalls_s if self.blows_s else [each.longest_stall_s for each in self.affected]
+
+    def strike(self, victim: Worker) -> None:
+        """Note whom a blow hits, just before it does."""
+        self.victims.append(victim)
+        self.blows_s.append(time.monotonic())
 
     @contextlib.asynccontextmanager
     async def _loaded(self) -> AsyncIterator[None]:
