@@ -121,11 +121,19 @@ class Decode:
         # given back while an operation still wrote them
         self.quarantined: list[int] = []
 
-    async def start(self, *block_sizes: int, faults: Sequence[dict] = ()) -> None:
+    async def start(
+        self,
+        *block_sizes: int,
+        faults: Sequence[dict] = (),
+        faults_of_first: Sequence[dict] = (),
+    ) -> None:
         for number, block_size in enumerate(block_sizes):
             prefill = Prefill(f"prefill-{number}", {"block_size": block_size}, number, self.backend)
             self.prefills[prefill.worker_id] = prefill
-        await asyncio.gather(*(prefill.start(faults) for prefill in self.prefills.values()))
+        first, *others = self.prefills.values()
+        await asyncio.gather(
+            first.start([*faults, *faults_of_first]), *(each.start(faults) for each in others)
+        )
         await self.link_up()
 
     async def link_up(self, timeout_s: float = 20.0) -> None:

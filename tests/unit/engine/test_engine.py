@@ -343,12 +343,23 @@ def test_a_block_that_is_padding_is_never_written(make_engine: Callable[..., Eng
     assert not engine.kv_cache.slab_rows[-4:].any()
 
 
-def test_reserved_blocks_are_wiped_before_a_peer_fills_them(make_engine: Callable[..., Engine]):
+def test_reserved_blocks_are_wiped_unless_a_peer_fills_them_whole(
+    make_engine: Callable[..., Engine],
+):
     engine = make_engine(num_kv_blocks=12)
-    engine.kv_cache.tensor.fill_(float("nan"))
+    tensor = engine.kv_cache.tensor
+    tensor.fill_(float("nan"))
     reservation = engine.reserve(make_request("r", PROMPT))
     assert reservation is not None
-    assert not engine.kv_cache.tensor[reservation.block_ids].any()
+    filled, not_filled = reservation.block_ids[:2], reservation.block_ids[2:]
+    assert len(not_filled) == 1
+    assert not tensor[not_filled].any()
+    assert bool(tensor[filled].isnan().all())
+    # whoever has them next computes with nothing of this
+    engine.abort("r")
+    engine.add_request(make_request("s", random_prompt(30)))
+    engine.step()
+    assert not tensor[engine.blocks_of("s")].isnan().any()
 
 
 def test_one_row_that_cannot_be_sampled_spares_its_neighbours(
