@@ -105,6 +105,9 @@ class _Move:
         starts = [(2 * number + each) * size % (total - size) for each in (0, 1)]
         offset = starts[0] * self._theirs.bytes_per_block
         pages = self._memory()[offset : offset + len(self._target)]
+        # just woken by the other process, as a decode worker is when its range is granted
+        pipe.send([])
+        pipe.recv_bytes()
         started = time.perf_counter()
         np.copyto(self._target, pages)
         bare_s = time.perf_counter() - started
@@ -130,6 +133,9 @@ def _lend_all(pipe: Connection, rendezvous: Connection, layout: KVLayout, num_bl
     )
     channel = link.shared_memory
     while (block_ids := pipe.recv()) is not None:
+        if not block_ids:
+            pipe.send_bytes(_LENT)
+            continue
         channel.lend(block_ids, _TIMEOUT_S)
         pipe.send_bytes(_LENT)
         channel.wait_given_back(_TIMEOUT_S)

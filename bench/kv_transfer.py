@@ -2,9 +2,10 @@
 
 Shared memory is measured against a bare copy (`kv_shared_memory.py`), Gloo against bare Gloo:
 
-For each size bare Gloo and our link move the same bytes in turn, so that a busy machine slows both
-alike; the ratio (bare time / our time, 1.0 = no cost) is taken pair by pair. Times are the
-receiver's, from a common start to the bytes being where they belong: for ours that is the pool.
+For each size bare Gloo and our link move the same bytes from and to the same pages in turn, so that
+a busy machine slows both alike; the ratio (bare time / our time, 1.0 = no cost) is taken pair by
+pair. Times are the receiver's, from a common start to the bytes being where they belong: for ours
+that is the pool.
 """
 
 import argparse
@@ -82,9 +83,9 @@ class _End:
         results: dict[str, list[tuple[float, float]]] = {}
         for case in _CASES:
             num_tokens = case.num_tokens(num_bytes)
-            tensor = torch.ones(num_tokens * _layout(1).bytes_per_token, dtype=torch.uint8)
-            bare = partial(self._bare_move, tensor)
-            move = self._our_move(num_tokens, case)
+            pool = self._pool(num_tokens, case)
+            bare = partial(self._bare_move, _bytes_of(pool, num_tokens))
+            move = self._our_move(pool, num_tokens, case)
             self._time(move)
             self._time(bare)
             results[case.name] = [(self._time(bare), self._time(move)) for _ in range(rounds)]
@@ -102,15 +103,25 @@ class _End:
         operation = self._link.send(tensor) if self._is_sender else self._link.receive(tensor)
         operation.wait(_TIMEOUT_S)
 
-    def _our_move(self, num_tokens: int, case: _Case) -> Callable[[], None]:
+    def _pool(self, num_tokens: int, case: _Case) -> torch.Tensor:
+        layout = _layout(_PREFILL_BLOCK if self._is_sender else case.decode_block)
+        shape = (
+            layout.num_blocks(num_tokens),
+            layout.num_layers,
+            2,
+            layout.block_size,
+            layout.num_kv_heads,
+            layout.head_dim,
+        )
+        return torch.ones(shape, dtype=torch.bfloat16)
+
+    def _our_move(self, pool: torch.Tensor, num_tokens: int, case: _Case) -> Callable[[], None]:
         layouts = _layout(_PREFILL_BLOCK), _layout(case.decode_block)
         ours, theirs = layouts if self._is_sender else layouts[::-1]
-        num_blocks = ours.num_blocks(num_tokens)
-        block_ids = list(range(num_blocks))
+        block_ids = list(range(len(pool)))
         if case.is_scattered:
             random.Random(0).shuffle(block_ids)
-        shape = (num_blocks, ours.num_layers, 2, ours.block_size, ours.num_kv_heads, ours.head_dim)
-        ranges = MessageRanges(torch.ones(shape, dtype=torch.bfloat16), ours=ours, theirs=theirs)
+        ranges = MessageRanges(pool, ours=ours, theirs=theirs)
         order = RangeOrder(
             block_ids=block_ids, token_start=0, token_end=num_tokens, timeout_s=_TIMEOUT_S
         )
@@ -122,6 +133,11 @@ class _End:
         """End the link."""
         self._link.abort("done")
         self._link.close()
+
+
+def _bytes_of(pool: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """As many bytes of it as the tokens have: the same pages, in one piece."""
+    return pool.view(torch.uint8).view(-1)[: num_tokens * _layout(1).bytes_per_token]
 
 
 def _ignore(_num_bytes: int) -> None:
