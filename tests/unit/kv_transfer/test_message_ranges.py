@@ -1,0 +1,96 @@
+"""Ranges over messages: which bytes travel where they lie, and what passes by."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from kv_transfer.link import LinkSpec
+from kv_transfer.message_ranges import MessageRanges
+from kv_transfer.range_mover import RangeOrder
+from kv_transfer.store import RendezvousStore
+from tests.unit.kv_transfer.fakes import CPU, FakeLink, Wire, make_layout, make_pool, tokens_of
+
+NUM_BLOCKS = 16
+
+
+def make_link(wire: Wire, *, is_sender: bool) -> FakeLink:
+    spec = LinkSpec(link_id="a", is_sender=is_sender, backend="gloo", timeout_s=5.0, device=CPU)
+    return FakeLink(wire, spec, RendezvousStore(lambda key, value: None, timeout_s=1.0))
+
+
+class Move:
+    """One range from a prefill to a decode pool."""
+
+    def __init__(
+        self, p_block: int, d_block: int, start: int, end: int, *, is_wanted: bool = True
+    ) -> None:
+        layouts = make_layout(p_block), make_layout(d_block)
+        self.source = make_pool(layouts[0], NUM_BLOCKS, seed=3)
+        self.target = make_pool(layouts[1], NUM_BLOCKS)
+        self.source_ids, self.target_ids = [7, 2, 9, 4], [3, 11, 5, 8, 1, 6, 0, 2]
+        self.wire = Wire()
+        sender = MessageRanges(self.source, ours=layouts[0], theirs=layouts[1])
+        receiver = MessageRanges(self.target, ours=layouts[1], theirs=layouts[0])
+        with ThreadPoolExecutor(1) as threads:
+            sending = threads.submit(
+                sender.send_range,
+                make_link(self.wire, is_sender=True),
+                RangeOrder(
+                    block_ids=self.source_ids, token_start=start, token_end=end, timeout_s=5.0
+                ),
+                alter=None,
+            )
+            received = receiver.receive_range(
+                make_link(self.wire, is_sender=False),
+                RangeOrder(
+                    block_ids=self.target_ids, token_start=start, token_end=end, timeout_s=5.0
+                ),
+                alter=None,
+                is_wanted=is_wanted,
+            )
+            assert sending.result() == received == (end - start) * layouts[0].bytes_per_token
+
+    def num_in_place(self) -> tuple[int, int]:
+        """Bytes that were sent from, and received into, the pools themselves."""
+        return tuple(
+            sum(each.tensor.numel() for each in posted if _lies_in(each.tensor, pool))
+            for posted, pool in ((self.wire.sends, self.source), (self.wire.receives, self.target))
+        )
+
+
+def _lies_in(tensor: torch.Tensor, pool: torch.Tensor) -> bool:
+    start = pool.data_ptr()
+    return start <= tensor.data_ptr() < start + pool.numel() * pool.element_size()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 8), (0, 16), (3, 14), (5, 7)])
+def test_scattered_blocks_arrive_where_they_belong(start: int, end: int) -> None:
+    move = Move(4, 4, start, end)
+    sent = tokens_of(move.source, move.source_ids, end)[start:]
+    assert torch.equal(sent, tokens_of(move.target, move.target_ids, end)[start:])
+
+
+def test_blocks_of_their_own_piece_are_copied_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = make_layout(4)
+    monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", layout.bytes_per_block)
+    whole = 2 * layout.bytes_per_block
+    assert Move(4, 4, 0, 8).num_in_place() == (whole, whole)
+    # a part of a block travels by tokens
+    assert Move(4, 4, 0, 10).num_in_place() == (whole, whole)
+    assert Move(4, 4, 1, 3).num_in_place() == (0, 0)
+
+
+def test_of_unequal_blocks_the_larger_ones_are_copied_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = make_layout(4)
+    monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", layout.bytes_per_block)
+    assert Move(4, 2, 0, 8).num_in_place() == (2 * layout.bytes_per_block, 0)
+    assert Move(2, 4, 0, 8).num_in_place() == (0, 2 * layout.bytes_per_block)
+
+
+def test_what_nobody_wants_any_more_passes_by() -> None:
+    move = Move(4, 4, 0, 14, is_wanted=False)
+    assert move.num_in_place()[1] == 0
+    assert not bool(move.target.any())
