@@ -168,7 +168,7 @@ def _links(picture: Mapping[str, Any], moved: Mapping[tuple[str, str, int], floa
 def _routes(picture: Mapping[str, Any]) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("request", "route", "cost ms", "terms ms"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=name != "terms ms")  # what is too long wraps there
     for route in picture.get("routes", ())[: -NUM_ROUTES - 1 : -1]:
         chosen = route["chosen"]
         cost = dict(chosen["cost"])

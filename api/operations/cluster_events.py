@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 MAX_EVENTS: Final = 100
-_LEVELS = {"ready": "good", "lost": "bad", "broken": "bad", "incompatible": "bad"}
+_LEVELS = {"ready": "good"} | dict.fromkeys(
+    ("lost", "broken", "incompatible", "unavailable"), "bad"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
