@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,7 +24,7 @@ def run(url: str, name: str, *, api_key: str, as_json: bool) -> int:
     """Show one request; the exit status is 0 when there is one of that name."""
     try:
         with open_client(url, api_key=api_key) as client:
-            trace = get_json(client, f"/v1/traces/{name}")
+            trace = get_json(client, f"/v1/traces/{quote(name, safe='')}")
     except FrontError as error:
         sys.stderr.write(f"relevo trace: {error}\n")
         return 1

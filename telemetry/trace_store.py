@@ -49,7 +49,7 @@ class RequestTrace:
         if root is None:
             return False
         found = root.attributes or {}
-        names = {str(found.get(key)) for key in _NAMES}
+        names = {found[key] for key in _NAMES if key in found}
         return name in names | {format_trace_id(root.context.trace_id)}
 
 

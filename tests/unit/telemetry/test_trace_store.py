@@ -69,6 +69,7 @@ def test_parts_of_parts_belong_to_their_request_whatever_ends_first() -> None:
     late = site.part("late", attempt)
     late.end()
     assert names(site) == ["attempt", "late", "leaf", "request"]
+    assert site.store.find("None") is None  # names it was never given
 
 
 def test_a_span_heard_twice_counts_once() -> None:
