@@ -86,11 +86,18 @@ class Tokenizer:
         """Tokenise a piece of text as it may stand anywhere; nothing in it is a special token."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
-    async def encode(self, text: str, *, max_model_len: int, name: str = "prompt") -> list[int]:
-        """Tokenise a bare prompt; the tokenizer adds what it always adds (BOS)."""
-        check_length(len(text), max_model_len, name)
+    async def encode(
+        self,
+        text: str,
+        *,
+        max_model_len: int,
+        has_special_tokens: bool = True,
+    ) -> list[int]:
+        """Tokenise a bare prompt; the tokenizer adds what it always adds (BOS), or nothing."""
+        check_length(len(text), max_model_len, "prompt")
         return await _run(
-            lambda: list(self._backend.encode(text, add_special_tokens=True).ids), len(text)
+            lambda: list(self._backend.encode(text, add_special_tokens=has_special_tokens).ids),
+            len(text),
         )
 
     async def encode_chat(self, chat: Conversation, *, max_model_len: int) -> "ChatPrompt":

@@ -328,3 +328,21 @@ async def test_an_answer_tells_who_served_it(wide_site: Site) -> None:
     for each in told:
         assert each.pop("request_id")
         assert each == expected
+
+
+async def test_tokenize_knows_tools_and_says_what_each_token_is(wide_site: Site) -> None:
+    site = wide_site
+    body = {"messages": MESSAGES, "tools": [OTHER], "return_token_strs": True, "nonsense": 1}
+    response = await site.http.post("/tokenize", json=body)
+    answer = response.json()
+    assert "nonsense" in response.headers["x-relevo-warnings"]
+    assert "".join(answer["token_strs"]).count('"name":"time"') == 1
+    assert len(answer["token_strs"]) == answer["count"]
+    await site.http.post(
+        "/v1/chat/completions", json={"model": "tiny", "messages": MESSAGES, "tools": [OTHER]}
+    )
+    assert answer["tokens"] == list(site.router.generations[0].request.token_ids)
+    bare = {"prompt": "hi", "add_special_tokens": False}
+    assert (await site.http.post("/tokenize", json=bare)).json()["count"] == 2
+    bad = {"prompt": "hi", "return_token_strs": "yes"}
+    assert (await site.http.post("/tokenize", json=bad)).status_code == 400

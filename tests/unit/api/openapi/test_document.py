@@ -12,6 +12,7 @@ from api.openapi.bodies import BODIES
 from api.openapi.document import openapi_document
 from api.openapi.reference import reference
 from api.responses import fields as responses_fields
+from api.token_routes import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
 ROOT = Path(__file__).parents[4]
 
@@ -28,6 +29,8 @@ def test_docs_api_is_fresh() -> None:
         ("/v1/responses", responses_fields.FIELDS),
         ("/v1/messages", anthropic_fields.FIELDS),
         ("/v1/messages/count_tokens", anthropic_fields.COUNTED_FIELDS),
+        ("/tokenize", TOKENIZE_FIELDS),
+        ("/detokenize", DETOKENIZE_FIELDS),
     ],
 )
 def test_every_served_field_is_described(path: str, served: frozenset[str]) -> None:
