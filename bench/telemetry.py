@@ -5,8 +5,9 @@
 Starts three clusters of one prefill and one decode process and an ingress: `plain` writes no
 metrics of the ingress and no spans, `metrics` writes metrics, `traced` records all spans of every
 request, too, and exports them to a collector that is not there. In each round each cluster serves
-the same number of streams, in turns; the order rotates. Prints tokens per second, and the ratios
-to `plain` and to each other within a round: their median and spread.
+the same number of streams, in turns; the order rotates. Prints tokens per second and the processor
+time each token took in all three processes of a cluster, and the ratios within a round: their
+median and spread. Processor time is the steadier of the two on a machine that does other things.
 """
 
 import argparse
@@ -19,10 +20,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import psutil
 
 from api.config import IngressConfig, ModelConfig
 from api.ingress import Ingress
@@ -142,27 +145,58 @@ async def load(port: int, *, streams: int, tokens: int, seed: int) -> float:
         return streams * tokens / (time.perf_counter() - started)
 
 
-async def compare(ports: dict[str, int], options: argparse.Namespace) -> None:
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one load took."""
+
+    tokens_per_s: float
+    cpu_ms: float  # for each token, in all processes of the cluster
+
+
+async def measure(cluster: "Cluster", options: argparse.Namespace, *, seed: int) -> Cost:
+    """Load one cluster once."""
+    before_s = cluster.cpu_s()
+    rate = await load(cluster.port, streams=options.streams, tokens=options.tokens, seed=seed)
+    used_s = cluster.cpu_s() - before_s
+    return Cost(rate, 1e3 * used_s / (options.streams * options.tokens))
+
+
+class Cluster:
+    """One of the three, with all of its processes."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        self.port = int(child.stdout.readline())
+        ingress_process = psutil.Process(child.pid)
+        self._processes = [ingress_process, *ingress_process.children(recursive=True)]
+
+    def cpu_s(self) -> float:
+        """Processor time used so far."""
+        return sum(sum(each.cpu_times()[:2]) for each in self._processes)
+
+
+async def compare(clusters: dict[str, Cluster], options: argparse.Namespace) -> None:
     """Load all in turns and print the ratios."""
-    names = list(ports)
-    rounds: list[dict[str, float]] = []
+    names = list(clusters)
+    rounds: list[dict[str, Cost]] = []
     for number in range(options.rounds + 1):
         order = names[number % 3 :] + names[: number % 3]
-        seen = {
-            name: await load(
-                ports[name], streams=options.streams, tokens=options.tokens, seed=number
-            )
-            for name in order
-        }
+        seen = {name: await measure(clusters[name], options, seed=number) for name in order}
         if number > 0:  # the first warms up
             rounds.append(seen)
-            print("  ".join(f"{name} {seen[name]:7.1f} tok/s" for name in names), flush=True)
+            told = (
+                f"{n} {seen[n].tokens_per_s:6.1f} tok/s {seen[n].cpu_ms:6.2f} ms" for n in names
+            )
+            print("   ".join(told), flush=True)
     for name, base in (("metrics", "plain"), ("traced", "metrics"), ("traced", "plain")):
-        ratios = sorted(seen[name] / seen[base] for seen in rounds)
-        print(
-            f"{name} over {base}: median {statistics.median(ratios):.3f},"
-            f" spread {ratios[0]:.3f} to {ratios[-1]:.3f}, {len(ratios)} rounds"
-        )
+        for what in ("tokens_per_s", "cpu_ms"):
+            ratios = sorted(
+                getattr(each[name], what) / getattr(each[base], what) for each in rounds
+            )
+            print(
+                f"{name} over {base}, {what}: median {statistics.median(ratios):.3f},"
+                f" spread {ratios[0]:.3f} to {ratios[-1]:.3f}, {len(ratios)} rounds"
+            )
 
 
 def main() -> None:
@@ -191,10 +225,8 @@ def main() -> None:
             if child.stdin is not None:
                 stack.callback(child.stdin.close)
             children[name] = child
-        ports = {
-            name: int(each.stdout.readline()) for name, each in children.items() if each.stdout
-        }
-        asyncio.run(compare(ports, options))
+        clusters = {name: Cluster(child) for name, child in children.items()}
+        asyncio.run(compare(clusters, options))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from relevo.v1 import common_pb2
 from api.operations.request_log import HASH_BLOCK_TOKENS, RequestLog
 from router.report import RequestReport
 from router.request import RoutedRequest
+from sim.trace import read_trace
 from tests.fakes import FakeClock
 
 
@@ -74,3 +75,17 @@ def test_another_ingress_gives_other_ids(tmp_path: Path) -> None:
     paths = (tmp_path / "a", tmp_path / "b")
     ids = [hash_ids(RequestLog(str(path)), path, request([1, 2, 3])) for path in paths]
     assert ids[0] != ids[1]
+
+
+def test_the_simulator_replays_it(tmp_path: Path) -> None:
+    path, clock = tmp_path / "log.jsonl", FakeClock()
+    log = RequestLog(str(path), now=clock)
+    for number in range(3):
+        clock.advance(0.5)
+        log.write(request([1] * 600 + [number], arrived_at=clock()), stream())  # type: ignore[arg-type]
+    trace = read_trace(path)
+    assert [each.arrived_s for each in trace.requests] == [0.5, 1.0, 1.5]
+    assert {each.num_prompt_tokens for each in trace.requests} == {601}
+    assert {each.num_output_tokens for each in trace.requests} == {7}
+    first, *_, last = (each.block_ids for each in trace.requests)
+    assert (first[0] == last[0], first[1] == last[1]) == (True, False)
