@@ -152,13 +152,7 @@ async def running_pair(model: Path) -> AsyncIterator[Pair]:
         create_token(token_file)
         settings = {
             "token_file": str(token_file),
-            "engine": {
-                "model_path": str(model),
-                "num_threads": 1,
-                "dtype": "float32",
-                "num_kv_blocks": 256,
-                "max_num_seqs": 4,
-            },
+            "engine": {"model_path": str(model), "num_threads": 1, "dtype": "float32"},
             "kv_transfer": {"backend": "gloo"},
         }
         prefill = PrefillWorker(

@@ -13,6 +13,7 @@ from api.openai.fields import COMPLETION_FIELDS, HARMLESS_FIELDS, UNSERVED_FIELD
 from tests.properties.client import Answer
 from tests.properties.conftest import Cluster
 from tests.properties.requests import bodies
+from tests.tiny_tokenizer import byte_level_backend
 
 Body = dict[str, Any]
 
@@ -106,6 +107,24 @@ def test_grpc_numbers_must_be_finite(cluster: Cluster, number: float) -> None:
     for field in SHARED:
         if field.type == FieldDescriptor.TYPE_DOUBLE and not field.is_repeated:
             assert cluster.alone.status({"token_ids": {"ids": [5]}, field.name: number}) == 400
+
+
+@pytest.mark.parametrize("pattern", ["zzz", "aaz"])
+def test_a_grammar_that_other_wishes_bar_is_a_400_wherever_it_shows(
+    cluster: Cluster, canary: Answer, pattern: str
+) -> None:
+    """At the prompt's worker or at the one that goes on; the neighbours hear nothing of it."""
+    field = "structured_outputs.regex"
+    allowed = byte_level_backend().encode("a", add_special_tokens=False).ids
+    wishes = {"structured_outputs": {"regex": pattern}, "allowed_token_ids": allowed}
+    for client in cluster.both:
+        assert client.beside(CANARY, [{**CANARY, **wishes, "ignore_eos": False}] * 2) == canary
+        response = client.post({**CANARY, **wishes, "ignore_eos": False})
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == field
+        assert field in response.json()["error"]["message"]
+        assert client.status({"token_ids": {"ids": [5, 6, 7]}, **wishes}) == 400
+        client.wait_until_quiet()
 
 
 @settings(max_examples=6, deadline=None)

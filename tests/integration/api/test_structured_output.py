@@ -105,6 +105,17 @@ async def test_bad_grammars_are_a_400_with_the_reason_on_both_faces(site: Site) 
         ({"grammar": "no grammar at all"}, "::="),
         ({"grammar": "start: missing"}, "missing"),
         ({"choice": [""]}, "choice"),
+        ({"choice": ["a"] * 100_000}, "1024"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}, "nested too deeply"),
+        ({"json": '{"type": "object", "type": "string"}'}, "twice"),
+        ({"json": {"patternProperties": {"(a|b)$": {}, "b$": {}}}}, "disjoint"),
+        (
+            {"json": {"type": "object", "properties": {str(n): {} for n in range(2000)}}},
+            "items",
+        ),
+        ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "match"),
+        ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "minLength"),
         ({"json_object": False}, "exactly one"),
     ]
     for fields, word in bad:

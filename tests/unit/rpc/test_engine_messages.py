@@ -12,6 +12,7 @@ from engine.request import FinishReason, Request, RequestOutput, RequestTimings
 from engine.sampling.params import SamplingParams
 from rpc.description import WorkerDescription
 from rpc.engine_request import (
+    error_of,
     finish_reason_from_proto,
     finish_reason_to_proto,
     from_proto,
@@ -19,7 +20,7 @@ from rpc.engine_request import (
     timings_to_proto,
     to_proto,
 )
-from rpc.errors import InvalidRequestError
+from rpc.errors import InvalidRequestError, RequestFailedError
 from rpc.worker_load import to_worker_load
 
 TOKEN_IDS = st.integers(0, 2**31 - 1)
@@ -106,11 +107,14 @@ def test_finish_reasons_travel_both_ways(reason):
     assert finish_reason_from_proto(finish_reason_to_proto(reason)) is reason
 
 
-def test_every_finish_reason_of_the_protocol_is_known_and_a_newer_one_is_an_error():
-    for number in common_pb2.FinishReason.values():
+def test_every_finish_reason_of_an_engine_is_known_and_any_other_is_an_error():
+    # What an answer calls a tool with is known where its text is read, and nowhere else.
+    others = {common_pb2.FINISH_REASON_TOOL_CALLS}
+    for number in set(common_pb2.FinishReason.values()) - others:
         reason = finish_reason_from_proto(number)
         assert finish_reason_to_proto(reason) == number
-    assert finish_reason_from_proto(99) is FinishReason.ERROR
+    for number in {*others, 99}:
+        assert finish_reason_from_proto(number) is FinishReason.ERROR
 
 
 def test_an_output_becomes_a_tokens_message():
@@ -182,3 +186,22 @@ def test_a_load_says_what_engine_links_and_thread_say():
     }
     assert vars(link) == {name: getattr(got.links[0], name) for name in vars(link)}
     assert (got.pid, got.node_id) == (11, "n")
+
+
+@pytest.mark.parametrize(
+    ("is_refused", "kind"), [(True, InvalidRequestError), (False, RequestFailedError)]
+)
+def test_an_output_that_is_an_error_says_whose_fault_it_is(is_refused, kind):
+    output = RequestOutput(
+        request_id="r",
+        start_position=3,
+        token_ids=(),
+        num_computed_tokens=3,
+        num_cached_tokens=0,
+        finish_reason=FinishReason.ERROR,
+        error="it broke",
+        is_refused=is_refused,
+    )
+    error = error_of(output)
+    assert type(error) is kind
+    assert str(error) == "it broke"
