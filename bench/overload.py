@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 PROMPT_TOKENS = 24
-STORM_FACTOR = 3.2
+STORM_FACTOR = 3.5
 RECOVERED_WITHIN_S = 10.0
 
 

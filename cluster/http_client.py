@@ -1,5 +1,6 @@
 """The commands' own view of a running cluster: its HTTP front, and errors in one line."""
 
+import ssl
 from typing import Any
 
 import httpx
@@ -16,8 +17,14 @@ def open_client(url: str, *, api_key: str) -> httpx.Client:
     """A client for the front at `url`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(ANSWER_WITHIN_S, connect=CONNECT_WITHIN_S)
-    # Proxies of the environment are for the outside, not for the cluster.
-    return httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout, trust_env=False)
+    return httpx.Client(
+        base_url=url.rstrip("/"),
+        headers=headers,
+        timeout=timeout,
+        # Whom the system trusts; a CA of one's own is named by SSL_CERT_FILE.
+        verify=ssl.create_default_context() if url.startswith("https:") else False,
+        trust_env=False,  # proxies of the environment are for the outside, not for the cluster
+    )
 
 
 def get_json(client: httpx.Client, path: str) -> Any:

@@ -1,5 +1,6 @@
 """TLS on both public ports, and mutual TLS where a client CA is named."""
 
+import asyncio
 import ssl
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from api.config import TlsConfig
 from api.tokenizer import Tokenizer
+from cluster.http_client import FrontError, get_json, open_client
 from tests.certificates import make_certificate
 from tests.integration.api.conftest import open_site
 
@@ -75,6 +77,24 @@ async def test_mutual_tls_lets_in_only_who_shows_a_certificate_of_the_ca(
                 await http_status(site.ingress.http_port, certificate, client)
             with pytest.raises(grpc.aio.AioRpcError):
                 await grpc_status(site.ingress.grpc_port, certificate, client)
+
+
+async def test_our_own_commands_trust_a_ca_that_is_named(
+    model_path: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = files(tmp_path / "server", "localhost")
+    tls = TlsConfig(certificate_file=certificate, private_key_file=key)
+    async with open_site(model_path, tokenizer, tls=tls) as site:
+        url = f"https://localhost:{site.ingress.http_port}"
+
+        def ask() -> object:
+            with open_client(url, api_key="") as client:
+                return get_json(client, "/ready")
+
+        with pytest.raises(FrontError, match="certificate verify failed"):
+            await asyncio.to_thread(ask)
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        assert await asyncio.to_thread(ask) == {"status": "ready"}
 
 
 def test_half_a_configuration_is_refused() -> None:
