@@ -172,6 +172,7 @@ class DecodeWorker:
                 heartbeat=self._engine_loop.heartbeat,
                 links=self._dialer.statuses,
                 num_transferring=lambda: self._receiver.num_active,
+                num_promised_tokens=lambda: self._receiver.num_promised_tokens,
                 metrics=self._metrics,
                 spans=self._outbox,
                 export=self._export,

@@ -49,6 +49,7 @@ class KVReceiver:
         self._releases: set[asyncio.Task[None]] = set()
         self._is_closing = asyncio.Event()
         self.num_active = 0
+        self.num_promised_tokens = 0  # of those that have no blocks yet
         self.counters = TransferCounters()
 
     async def receive(
@@ -66,7 +67,14 @@ class KVReceiver:
         write, and that must not be reused before `end_quarantine`. A commit whose choices all ended
         already comes back at once, without KV, and gives back what is under way, too.
         """
-        reception = Reception(self._settings, order, control, reserve, give_back)
+        promise = _Promise(self, order.num_tokens)
+
+        async def reserve_promised() -> Reservation:
+            reservation = await reserve()
+            promise.keep()
+            return reservation
+
+        reception = Reception(self._settings, order, control, reserve_promised, give_back)
         self.num_active += 1
         try:
             received = await reception.run()
@@ -79,6 +87,7 @@ class KVReceiver:
             raise
         finally:
             self.num_active -= 1
+            promise.keep()
             self._release(order, control)
         self.counters.num_bytes += received.num_bytes
         return received
@@ -120,3 +129,17 @@ class KVReceiver:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._is_closing.wait()
+
+
+class _Promise:
+    """Tokens a hand-over will need blocks for, counted until it has them or ends."""
+
+    def __init__(self, receiver: KVReceiver, num_tokens: int) -> None:
+        self._receiver = receiver
+        self._num_tokens = num_tokens
+        receiver.num_promised_tokens += num_tokens
+
+    def keep(self) -> None:
+        """Count them no more."""
+        self._receiver.num_promised_tokens -= self._num_tokens
+        self._num_tokens = 0

@@ -143,6 +143,7 @@ class Chooser:
             num_requests=prompt.num_choices if worker.pool == DECODE else 1,
             num_tokens=0 if has_kv else len(prompt) - num_confirmed,
             num_bytes=num_bytes,
+            num_kv_tokens=len(prompt) - num_confirmed if worker.pool == DECODE else 0,
         )
         self._fleet.add_pick(worker.key, pick_id, pending, now_s=now_s)
         names = prompt.block_names(worker.scheme)[num_confirmed // worker.block_size :]

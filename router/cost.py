@@ -1,7 +1,8 @@
-"""The one cost formula: seconds until the first decoded token may follow, plus harm to others.
+"""The one cost formula: seconds until the first decoded token may follow, what the company there
+adds to our own steps, and harm to others.
 
-    queue + max(prefill, slot_wait, transfer of all but the last chunk)
-          + transfer of the last chunk + affinity + HARM_WEIGHT x (seconds added to other streams)
+    queue + max(prefill, slot_wait, transfer of all but the last chunk) + transfer of the last chunk
+          + decode + affinity + HARM_WEIGHT x (seconds added to other streams)
 
 It weighs every linked pair and, without transfer, every decode worker alone: whether a prompt is
 handed over follows from nothing else. All rates come from the workers' own reports.
@@ -46,6 +47,7 @@ class Cost(NamedTuple):
     slot_wait_s: Numbers
     transfer_head_s: Numbers  # all but the last chunk; flows while prefill goes on
     transfer_tail_s: Numbers  # the last chunk
+    decode_s: Numbers  # what the streams and the KV there add to our own steps
     affinity_s: Numbers  # for leaving the session's own workers
     harm_s: Numbers  # weighted
     total_s: Numbers  # what the policy minimises
@@ -68,6 +70,7 @@ class DecodePart(NamedTuple):
     """What a decode worker adds to any choice with it."""
 
     slot_wait_s: Numbers
+    decode_s: Numbers
     harm_s: Numbers  # weighted, of decoding alone
 
 
@@ -81,7 +84,12 @@ def decode_part(need: Need, decode: Workers, *, num_cached: Numbers) -> DecodePa
     num_kv_tokens = need.num_tokens + need.num_output_tokens / 2
     step_s = decode.streams_s + decode.num_streams * decode.kv_token_s * num_kv_tokens
     num_steps = need.num_output_tokens * need.num_choices
-    return DecodePart(_slot_wait_s(need, decode, num_cached), HARM_WEIGHT * num_steps * step_s)
+    own_step_s = decode.num_streams * decode.request_s + decode.kv_tokens * decode.kv_token_s
+    return DecodePart(
+        slot_wait_s=_slot_wait_s(need, decode, num_cached),
+        decode_s=need.num_output_tokens * own_step_s,
+        harm_s=HARM_WEIGHT * num_steps * step_s,
+    )
 
 
 def pair_cost(  # noqa: PLR0913 - the parts of the formula
@@ -106,10 +114,12 @@ def pair_cost(  # noqa: PLR0913 - the parts of the formula
     head_s = queued_s + (num_to_send - num_last) * token_s
     tail_s = link.latency_s + num_last * token_s
     affinity_s = num_strangers * AFFINITY_SHARE / 2 * compute_s
-    slot_s, harm_s = part
-    own_s = prefill.queue_s + maximum(maximum(compute_s, slot_s), head_s) + tail_s
-    total_s = own_s + affinity_s + harm_s
-    return Cost(prefill.queue_s, compute_s, slot_s, head_s, tail_s, affinity_s, harm_s, total_s)
+    slot_s, decode_s, harm_s = part
+    longest_s = maximum(maximum(compute_s, slot_s), head_s)
+    total_s = prefill.queue_s + longest_s + tail_s + decode_s + affinity_s + harm_s
+    return Cost(
+        prefill.queue_s, compute_s, slot_s, head_s, tail_s, decode_s, affinity_s, harm_s, total_s
+    )
 
 
 def local_cost(
@@ -124,11 +134,12 @@ def local_cost(
     num_uncached = maximum(need.num_tokens - num_cached_decode, 1)
     compute_s = prefill_s(num_uncached, decode)
     affinity_s = num_strangers * AFFINITY_SHARE * compute_s
-    slot_s = part.slot_wait_s
-    # The running streams' steps come anyway; the prompt's tokens only make them longer.
-    harm_s = part.harm_s + HARM_WEIGHT * decode.num_running * num_uncached * decode.added_s
-    total_s = decode.queue_s + maximum(compute_s, slot_s) + affinity_s + harm_s
-    return Cost(decode.queue_s, compute_s, slot_s, 0.0, 0.0, affinity_s, harm_s, total_s)
+    slot_s, decode_s = part.slot_wait_s, part.decode_s
+    # The streams' steps come anyway; the prompt's tokens only make them longer. Who waits for room
+    # there waits longer, too.
+    harm_s = part.harm_s + HARM_WEIGHT * decode.num_requests * num_uncached * decode.added_s
+    total_s = decode.queue_s + maximum(compute_s, slot_s) + decode_s + affinity_s + harm_s
+    return Cost(decode.queue_s, compute_s, slot_s, 0.0, 0.0, decode_s, affinity_s, harm_s, total_s)
 
 
 def pair_bound(need: Need, prefill: Workers, num_cached: Numbers) -> Numbers:
@@ -147,7 +158,9 @@ def _slot_wait_s(need: Need, decode: Workers, num_cached: Numbers) -> Numbers:
     """Until a running request makes room, for a sequence and for its blocks; 0 if there is."""
     # All choices share the prompt's blocks but one each.
     num_new = need.num_tokens + 1 - num_cached + (need.num_choices - 1) * decode.block_size
-    num_missing = ceil(num_new / decode.block_size) - decode.num_free_blocks
+    # Who was promised room before takes it first.
+    num_wanted = ceil((num_new + decode.promised_tokens) / decode.block_size)
+    num_missing = num_wanted - decode.num_free_blocks
     num_over = decode.num_requests + need.num_choices - decode.max_num_seqs
     seq_share = maximum(num_over, 0) / maximum(decode.max_num_seqs, 1)
     block_share = maximum(num_missing, 0) / maximum(decode.num_used_blocks, 1)

@@ -79,13 +79,12 @@ def _score_pairs(
     takers = pools.links.takers(numbers)
     upright = feeders[:, None]
     own = request.session_workers
-    slot_wait_s, harm_s = part
     cost = pair_cost(
         request.need,
         prefill.columns.take(FEEDER_COLUMNS, upright),
         decode.columns.take(TAKER_COLUMNS, takers),
         pools.links.columns(numbers),
-        DecodePart(slot_wait_s[takers], harm_s[takers]),
+        DecodePart(*(term[takers] for term in part)),
         num_cached_prefill=cached_prefill[upright],
         num_cached_decode=cached_decode[takers],
         num_strangers=2.0 - prefill.mask(own)[upright] - decode.mask(own)[takers] if own else 0.0,

@@ -48,6 +48,7 @@ class Picks:
             num_requests=sum(part.num_requests for part in parts),
             num_tokens=sum(part.num_tokens for part in parts),
             num_bytes=sum(part.num_bytes for part in parts),
+            num_kv_tokens=sum(part.num_kv_tokens for part in parts),
         )
 
     def __len__(self) -> int:

@@ -60,6 +60,7 @@ def _facts_of_load(pool: str, load: state_pb2.WorkerLoad, rates: TypicalRates) -
         "num_running": load.num_running,
         "num_waiting": load.num_waiting,
         "num_transferring": load.num_transferring,
+        "num_promised_tokens": load.num_promised_tokens,
         "num_waiting_uncached_tokens": load.num_waiting_uncached_tokens,
         "num_free_blocks": load.blocks.free + load.blocks.cached,
         "num_used_blocks": load.blocks.used,

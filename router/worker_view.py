@@ -47,6 +47,7 @@ class Pending:
     num_requests: int = 0
     num_tokens: int = 0  # prompt tokens to be computed
     num_bytes: int = 0  # KV to arrive
+    num_kv_tokens: int = 0  # that will need blocks
 
 
 NOTHING_PENDING = Pending()
@@ -74,6 +75,7 @@ class WorkerView:
     num_running: int = 0
     num_waiting: int = 0
     num_transferring: int = 0
+    num_promised_tokens: int = 0  # of hand-overs on their way that have no blocks yet
     num_waiting_uncached_tokens: int = 0
     num_free_blocks: int = 0  # free or cached: what a new request can take
     num_used_blocks: int = 0
@@ -90,6 +92,8 @@ class WorkerView:
     is_open: bool = field(init=False)  # may be given a request now
     chunk_tokens: int = field(init=False)  # of a prompt in one step, at least 1
     pending_bytes: int = field(init=False)
+    promised_tokens: int = field(init=False)  # that need blocks and have none, as far as we know
+    kv_tokens: int = field(init=False)  # that its streams read in a step, now or soon
     max_tokens: int = field(init=False)  # longest request that fits the empty worker, and one token
     fixed_s: float = field(init=False)  # of one step
     added_s: float = field(init=False)  # to a step by one more prompt token in it
@@ -113,6 +117,9 @@ class WorkerView:
         derive(self, "is_open", self.is_routable and not is_full)
         derive(self, "chunk_tokens", chunk_tokens)
         derive(self, "pending_bytes", self.pending.num_bytes)
+        promised_tokens = self.num_promised_tokens + self.pending.num_kv_tokens
+        derive(self, "promised_tokens", promised_tokens)
+        derive(self, "kv_tokens", self.num_used_blocks * self.block_size + promised_tokens)
         num_pool_tokens = self.num_kv_blocks * self.block_size
         derive(self, "max_tokens", min(self.max_model_len, num_pool_tokens) - 1)
         derive(self, "fixed_s", fixed_s)

@@ -65,12 +65,13 @@ class LinkStatusLike(Protocol):
         """Bytes that came over it since this generation was made."""
 
 
-def to_worker_load(
+def to_worker_load(  # noqa: PLR0913 - where each part is asked
     load: EngineLoad,
     *,
     description: WorkerDescription,
     state: str,
     num_transferring: int,
+    num_promised_tokens: int = 0,
     heartbeat: HeartbeatLike,
     links: Iterable[LinkStatusLike] = (),
 ) -> state_pb2.WorkerLoad:
@@ -80,6 +81,7 @@ def to_worker_load(
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_transferring=num_transferring,
+        num_promised_tokens=num_promised_tokens,
         num_waiting_uncached_tokens=load.num_waiting_uncached_tokens,
         blocks=to_block_counts(load.blocks),
         prefill_tokens_per_s=load.prefill_tokens_per_s,

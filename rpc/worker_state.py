@@ -44,6 +44,7 @@ class StateSources:
     heartbeat: Callable[[], HeartbeatLike]
     links: Callable[[], Iterable[LinkStatusLike]]
     num_transferring: Callable[[], int]
+    num_promised_tokens: Callable[[], int] = lambda: 0  # of hand-overs that have no blocks yet
     metrics: WorkerMetrics
     spans: SpanOutbox
     export: Callable[[], None]  # brings the worker's own series up to date
@@ -133,6 +134,7 @@ class WorkerState:
             description=self._description,
             state=self._admission.state,
             num_transferring=self._sources.num_transferring(),
+            num_promised_tokens=self._sources.num_promised_tokens(),
             heartbeat=self._sources.heartbeat(),
             links=self._sources.links(),
         )

@@ -28,8 +28,10 @@ class HandOver:
         self._has_asked_room = False
         self._has_room = False
         self._is_over = False
+        self._is_promised = True
         source.num_transferring += 1
         target.num_transferring += 1
+        target.num_promised_tokens += job.num_prompt_tokens
 
     def offer(self, num_tokens: int) -> None:
         """The prefill worker has this much of the prompt."""
@@ -46,14 +48,21 @@ class HandOver:
             self._is_over = True
             self._source.num_transferring -= 1
             self._target.num_transferring -= 1
+            self._keep_promise()
 
     def _got_room(self) -> None:
         if self._is_over:
             return
         self._has_room = True
+        self._keep_promise()
         # What the decode worker holds needs not travel; the last token's KV always does.
         self._num_asked = self._num_arrived = self._job.num_cached
         self._send()
+
+    def _keep_promise(self) -> None:
+        if self._is_promised:
+            self._is_promised = False
+            self._target.num_promised_tokens -= self._job.num_prompt_tokens
 
     def _send(self) -> None:
         num_tokens = self._num_offered - self._num_asked

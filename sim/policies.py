@@ -158,7 +158,7 @@ def _avoid(request: RouteRequest, workers: Sequence[WorkerView]) -> Sequence[Wor
 
 
 def _decision(prefill: WorkerView | None, decode: WorkerView) -> Decision:
-    cost = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    cost = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     return Decision(
         chosen=ScoredChoice(Choice(prefill, decode), cost), next_best=None, num_choices=1
     )

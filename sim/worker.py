@@ -43,6 +43,7 @@ class SimWorker:
         self.peers: Sequence[SimWorker] = ()  # decode: the prefill workers it is linked to
         self.line_free_s = 0.0  # when its line has sent what waits for it
         self.num_transferring = 0
+        self.num_promised_tokens = 0
         self.num_refused = 0
         self.is_alive = True
         self._pace = pace
@@ -150,6 +151,7 @@ class SimWorker:
             num_running=engine.num_seqs,
             num_waiting=num_waiting,
             num_transferring=self.num_transferring,
+            num_promised_tokens=self.num_promised_tokens,
             num_waiting_uncached_tokens=engine.num_uncached_tokens,
             blocks=state_pb2.BlockCounts(
                 free=cache.num_free,

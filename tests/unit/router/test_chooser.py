@@ -43,7 +43,9 @@ def test_a_choice_is_counted_on_both_workers_and_predicted_in_both_pools() -> No
     subject = chooser(fleet)
     take(subject, prompt())
     assert fleet.picks[prefill().key] == [Pending(num_requests=1, num_tokens=64)]
-    assert fleet.picks[decode().key] == [Pending(num_requests=1, num_bytes=64_000)]
+    assert fleet.picks[decode().key] == [
+        Pending(num_requests=1, num_bytes=64_000, num_kv_tokens=64)
+    ]
     assert [fleet.indexes[pool].num_predictions for pool in (PREFILL, DECODE)] == [4, 4]
     assert take(subject, prompt()).num_predicted_tokens == 64
     # Until the worker tells of it, a predicted prefix is still counted as work.
@@ -80,7 +82,7 @@ def test_a_decode_worker_alone_carries_the_computation() -> None:
         local_prefill="auto", scorer=JointCostScorer(rng), picker=CheapestPicker(rng)
     )
     take(Chooser(fleet, policy, rng=rng, now=FakeClock()), prompt())
-    assert fleet.picks[decode().key] == [Pending(num_requests=1, num_tokens=64)]
+    assert fleet.picks[decode().key] == [Pending(num_requests=1, num_tokens=64, num_kv_tokens=64)]
 
 
 def test_picking_alone_changes_nothing() -> None:

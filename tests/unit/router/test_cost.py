@@ -92,6 +92,29 @@ def test_harm_follows_what_the_worker_learnt_of_its_steps() -> None:
     assert pair(known).harm_s == pytest.approx(3 * 100 * (0.002 + 1050 * 1e-6))
 
 
+def test_company_on_the_decode_worker_makes_our_own_steps_longer() -> None:
+    known = {"request_s": 0.002, "kv_token_s": 1e-6, "num_used_blocks": 20}
+    assert pair(decode()).decode_s == 0.0
+    lonely, crowded = decode(**known), decode(num_running=3, **known)
+    assert pair(lonely).decode_s == pytest.approx(100 * 320 * 1e-6)
+    assert pair(crowded).decode_s == pytest.approx(100 * (3 * 0.002 + 320 * 1e-6))
+    promised = decode(num_promised_tokens=500, pending=Pending(num_kv_tokens=80), **known)
+    assert local(promised).decode_s == pytest.approx(100 * (320 + 580) * 1e-6)
+
+
+def test_who_was_promised_room_takes_it_first() -> None:
+    full = {"num_free_blocks": 64, "num_used_blocks": 192}
+    assert pair(decode(**full)).slot_wait_s == 0.0
+    promised = decode(num_promised_tokens=1000, pending=Pending(num_kv_tokens=600), **full)
+    # 1001 tokens of ours and 1600 before them need 163 blocks.
+    assert pair(promised).slot_wait_s == pytest.approx((163 - 64) * 1.0 / 192)
+
+
+def test_a_prompt_harms_those_that_wait_for_room_too() -> None:
+    waiting = decode(num_running=1, num_transferring=2)
+    assert local(waiting).harm_s == pytest.approx(3 * 1000 * 0.001 + 3 * 100 * 0.001)
+
+
 def test_a_free_slot_costs_no_wait_and_a_full_batch_does() -> None:
     assert pair(decode(num_running=3)).slot_wait_s == 0.0
     assert pair(decode(num_running=4)).slot_wait_s == pytest.approx(0.01 * 100 / 4)
@@ -128,6 +151,7 @@ def test_the_terms_are_complete() -> None:
         "slot_wait_s",
         "transfer_head_s",
         "transfer_tail_s",
+        "decode_s",
         "affinity_s",
         "harm_s",
         "total_s",

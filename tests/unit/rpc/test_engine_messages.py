@@ -175,10 +175,12 @@ def test_a_load_says_what_engine_links_and_thread_say():
         description=description,
         state="ready",
         num_transferring=7,
+        num_promised_tokens=300,
         heartbeat=SimpleNamespace(age_s=0.5, predicted_step_s=0.02),
         links=[link],
     )
     assert (got.state, got.num_running, got.num_waiting, got.num_transferring) == ("ready", 1, 2, 7)
+    assert got.num_promised_tokens == 300
     assert (got.num_waiting_uncached_tokens, got.step_s) == (500, 0.01)
     assert (got.heartbeat_age_s, got.predicted_step_s) == (0.5, 0.02)
     assert {name: getattr(got.blocks, name) for name in counts.__slots__} == {
