@@ -7,19 +7,24 @@ first half; half of the workers prefill, each decode worker has 16 links. A deci
 prompt, asks both indexes and picks ("all"); counting the pick and predicting its blocks follows.
 The state events are parsed from the bytes of a stream, 256 blocks a message. All times are CPU of
 one thread, so that neighbours on the machine count less; memory is what the process grows by.
+Beside each median stands the best, and first of all what this machine takes for a few plain things,
+since its speed changes with its neighbours.
 """
 
 import argparse
 import gc
+import hashlib
 import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 
+import numpy as np
 import psutil
 from relevo.v1 import common_pb2, state_pb2
 
-from engine.block_hash import BlockHash, hash_root
+from engine.block_hash import BlockHash, hash_root, pack_tokens
 from router.block_name import BlockName, BlockScheme
 from router.chooser import Chooser
 from router.fleet import Fleet
@@ -50,11 +55,33 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=200)
     arguments = parser.parse_args()
+    _print_yardsticks()
     for num_workers in arguments.workers:
         _print_decisions(num_workers, arguments.rounds)
     for num_replicas in (1, 2):
         _print_memory(arguments.blocks, num_replicas)
     _print_events(min(arguments.blocks, 500_000))
+
+
+def _print_yardsticks() -> None:
+    """What no router could go below, and how fast this machine is just now."""
+    token_ids = _tokens(random.Random(1), NUM_TOKENS)
+    block = bytes(32 + 4 * BLOCK_SIZE)  # a parent's digest and a block's tokens
+    column = np.zeros(NUM_LINKS * 32)
+    things: dict[str, Callable[[], object]] = {
+        "256 sha256 digests of a block": lambda: [
+            hashlib.sha256(block).digest() for _ in range(256)
+        ],
+        "8,192 tokens to bytes": lambda: pack_tokens(token_ids),
+        "100 numpy operations on 512 numbers": lambda: [np.maximum(column, 1) for _ in range(100)],
+    }
+    for name, do in things.items():
+        times_s = []
+        for _ in range(100):
+            start_s = time.thread_time()
+            do()
+            times_s.append(time.thread_time() - start_s)
+        print(f"{name}: {statistics.median(times_s) * 1e6:.0f} ({min(times_s) * 1e6:.0f}) µs")
 
 
 def _print_decisions(num_workers: int, num_rounds: int) -> None:
@@ -74,9 +101,13 @@ def _print_decisions(num_workers: int, num_rounds: int) -> None:
             prompt = _prompt([*prefix, *_tokens(rng, NUM_TOKENS // 2)], prefixes)
             _time_decision(fleet, chooser, prompt, parts)
         text = ", ".join(
-            f"{name} {statistics.median(values) * 1e6:.0f}" for name, values in parts.items()
+            f"{name} {statistics.median(values) * 1e6:.0f} ({min(values) * 1e6:.0f})"
+            for name, values in parts.items()
         )
-        print(f"decision over {num_workers} workers, prompt {label} to the hasher, µs: {text}")
+        print(
+            f"decision over {num_workers} workers, prompt {label} to the hasher, "
+            f"median (best) µs: {text}"
+        )
 
 
 def _time_decision(

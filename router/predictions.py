@@ -53,6 +53,8 @@ class Predictions:
     def concern(self, names: Sequence[BlockName]) -> bool:
         """Whether any of these was predicted of anyone."""
         young, old = self._young, self._old
+        if not (young or old):
+            return False
         return not (young.keys().isdisjoint(names) and old.keys().isdisjoint(names))
 
     def add_to(self, holders: Iterable[int], names: Sequence[BlockName]) -> Iterator[int]:
