@@ -40,6 +40,7 @@ async def pair():
     await pair.close()
     assert pair.sender.num_open == 0
     assert pair.receiver.num_active == 0
+    assert pair.receiver.num_promised_tokens == 0
 
 
 def blocks_for(num_tokens: int, block_size: int, seed: int) -> list[int]:
@@ -71,6 +72,31 @@ async def hand_over(
     pair.sender.commit(transfer_id, commit_of(num_tokens))
     received = await receiving
     return received, source, target
+
+
+async def test_tokens_count_as_promised_until_they_have_blocks(pair: Pair) -> None:
+    room = asyncio.Event()
+
+    async def reserve():
+        await room.wait()
+        return Reservation(pair.free_blocks[:6], 0)
+
+    pair.open(1, 20)
+    receiving = asyncio.create_task(
+        pair.receiver.receive(
+            ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=20),
+            pair.control,
+            reserve,
+            pair.given_up.extend,
+        )
+    )
+    pair.sender.offer(1, 20, blocks_for(20, pair.p_layout.block_size, 1))
+    pair.sender.commit(1, commit_of(20))
+    await eventually(lambda: pair.receiver.num_active == 1)
+    assert pair.receiver.num_promised_tokens == 20
+    room.set()
+    await receiving
+    assert pair.receiver.num_promised_tokens == 0
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 5, 23, 64])
