@@ -74,7 +74,7 @@ class Pick:
         prefill, decode = self.decision.chosen.choice
         if prefill is not None:
             return self.cached_prefill.num_tokens.get(prefill.key, 0)
-        return self.cached_decode.num_tokens.get(decode.key, 0)
+        return self.cached_decode.num_confirmed.get(decode.key, 0)
 
 
 class Chooser:

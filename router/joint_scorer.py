@@ -39,16 +39,16 @@ class JointCostScorer:
         part = decode_part(request.need, decode.columns, num_cached=cached)
         scored = []
         if candidates.has_local:
-            scored.append(_score_local(request, candidates, part, cached))
+            scored.append(_score_local(request, candidates, part))
         if len(tables[PREFILL].views):
             scored.append(_score_pairs(request, candidates, part, cached, self._rng))
         return scored
 
 
-def _score_local(
-    request: RouteRequest, candidates: Candidates, part: DecodePart, cached: Floats
-) -> ScoredChoices:
+def _score_local(request: RouteRequest, candidates: Candidates, part: DecodePart) -> ScoredChoices:
     decode = candidates.pools.tables[DECODE]
+    # What a hand-over will bring some day saves no computation now.
+    cached = decode.spread(request.cached_decode.num_confirmed)
     own = request.session_workers
     cost = local_cost(
         request.need,

@@ -7,7 +7,7 @@ from typing import Any
 from relevo.v1 import state_pb2
 
 from engine.block_hash import BlockHash
-from router.typical_rates import TypicalRates
+from router.typical_rates import StepCost, TypicalRates
 from router.worker_view import LinkView, Pending, WorkerKey, WorkerView
 
 
@@ -19,6 +19,12 @@ class Standing:
     has_refused: bool
     pending: Pending
     distrusted_links: Collection[WorkerKey]
+
+
+def learn_rates(rates: TypicalRates, key: WorkerKey, pool: str, load: state_pb2.WorkerLoad) -> None:
+    """Let the others know how fast this worker is."""
+    step_cost = StepCost(load.request_s, load.kv_token_s)
+    rates.learn(key, pool, load.prefill_tokens_per_s, load.rates_age_s, step_cost)
 
 
 def facts_of(
@@ -56,6 +62,7 @@ def build_view(facts: Mapping[str, Any], standing: Standing) -> WorkerView:
 
 
 def _facts_of_load(pool: str, load: state_pb2.WorkerLoad, rates: TypicalRates) -> dict[str, Any]:
+    step_cost = rates.step_cost(pool, StepCost(load.request_s, load.kv_token_s))
     return {
         "num_running": load.num_running,
         "num_waiting": load.num_waiting,
@@ -66,8 +73,8 @@ def _facts_of_load(pool: str, load: state_pb2.WorkerLoad, rates: TypicalRates) -
         "num_used_blocks": load.blocks.used,
         "prefill_tokens_per_s": rates.current(pool, load.prefill_tokens_per_s, load.rates_age_s),
         "step_s": load.step_s,
-        "request_s": load.request_s,
-        "kv_token_s": load.kv_token_s,
+        "request_s": step_cost.request_s,
+        "kv_token_s": step_cost.kv_token_s,
         "links": {_peer_of(link): _view_link(link) for link in load.links if link.state == "ready"},
     }
 

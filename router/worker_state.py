@@ -17,7 +17,7 @@ from router.block_name import BlockName, BlockScheme, block_names
 from router.picks import Picks
 from router.prefix_index import PrefixIndex
 from router.typical_rates import TypicalRates
-from router.view_builder import Standing, build_view, facts_of
+from router.view_builder import Standing, build_view, facts_of, learn_rates
 from router.worker_view import Pending, WorkerKey, WorkerView
 from rpc.description import WorkerDescription
 
@@ -176,9 +176,7 @@ class WorkerState:
         self.is_stuck = load.heartbeat_age_s > self._longest_age_s()
         self._distrusted_links.clear()
         self._picks.report_arrived(now_s=now_s)
-        self._rates.learn(
-            self.key, self.description.pool, load.prefill_tokens_per_s, load.rates_age_s
-        )
+        learn_rates(self._rates, self.key, self.description.pool, load)
         self._facts = None
         self._changed()
 

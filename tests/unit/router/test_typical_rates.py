@@ -1,6 +1,6 @@
 import pytest
 
-from router.typical_rates import HALF_LIFE_S, TypicalRates
+from router.typical_rates import HALF_LIFE_S, UNKNOWN_COST, StepCost, TypicalRates
 from router.worker_view import DECODE, PREFILL, WorkerKey
 
 KEYS = [WorkerKey(f"prefill-{number}", 1) for number in range(5)]
@@ -43,3 +43,18 @@ def test_lost_workers_say_nothing_any_more() -> None:
 def test_one_strange_worker_does_not_pull_the_others() -> None:
     rates = rates_of((1000.0, 1.0), (1100.0, 1.0), (50_000.0, 1.0))
     assert rates.current(PREFILL, 1000.0, 1e6) == pytest.approx(1100.0)
+
+
+def test_who_cannot_tell_what_a_step_costs_is_taken_for_the_others() -> None:
+    rates, unknown = TypicalRates(), UNKNOWN_COST
+    assert rates.step_cost(DECODE, unknown) == unknown
+    for number, kv_token_s in enumerate((1e-8, 3e-8, 9e-8)):
+        key = WorkerKey(f"decode-{number}", 1)
+        rates.learn(key, DECODE, 1.0, 0.0, StepCost(1e-5 * number, kv_token_s))
+    rates.learn(WorkerKey("decode-3", 1), DECODE, 1.0, 0.0, StepCost(7.0, 0.0))
+    assert rates.step_cost(DECODE, unknown) == StepCost(1e-5, 3e-8)
+    assert rates.step_cost(PREFILL, unknown) == unknown
+    own = StepCost(0.0, 5e-8)
+    assert rates.step_cost(DECODE, own) == own
+    rates.forget(WorkerKey("decode-2", 1))
+    assert rates.step_cost(DECODE, unknown) == StepCost(0.5e-5, 2e-8)
