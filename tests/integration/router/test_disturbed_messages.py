@@ -1,12 +1,15 @@
 """Messages are lost, doubled, late and swapped: a request ends right, once, and leaves nothing."""
 
 import asyncio
+import hashlib
 import random
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from router.worker_view import WorkerKey
+from tests.fake_worker_base import FakeState
 from tests.fake_workers import FakeDecodeService, FakePrefillService, expected_tokens
 from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
@@ -73,12 +76,11 @@ async def run_many(cluster: FakeCluster, *, max_tokens: int) -> None:
     await asyncio.gather(*(one(number) for number in range(NUM_REQUESTS)))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 async def test_of_two_hundred_disturbed_requests_each_ends_right(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, seed: int
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that the retries stay within what a router allows itself.
-    disturbance = Disturbance(seed, chance=0.03)
+    disturbance = Disturbance(1, chance=0.03)
     disturbance.apply_to(monkeypatch, FakeDecodeService, "Decode")
     disturbance.apply_to(monkeypatch, FakePrefillService, "Prefill")
     for number in range(2):
@@ -89,6 +91,42 @@ async def test_of_two_hundred_disturbed_requests_each_ends_right(
     assert min(disturbance.num_disturbed.values()) > 5, disturbance.num_disturbed
     assert cluster.metric("relevo_requests_finished_total", finish_reason="length") == NUM_REQUESTS
     assert cluster.metric("relevo_generation_tokens_total") == 8 * NUM_REQUESTS
+
+
+async def test_disturbed_state_streams_lose_no_request_and_no_entry_of_the_index(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbance = Disturbance(3, chance=0.3)
+    disturbance.apply_to(monkeypatch, FakeState, "WatchState")
+    workers = [await cluster.add_prefill(), await cluster.add_decode()]
+    router = await cluster.start_router(wait_ready=False)
+    await cluster.until(router.is_ready)
+    stopping = asyncio.Event()
+
+    async def change_caches() -> None:
+        number = 0
+        while not stopping.is_set():
+            number += 1
+            for worker in workers:
+                name = hashlib.sha256(b"%d" % number).digest()
+                worker.publish(stored=[name], removed=worker.block_hashes[:-3])
+            await asyncio.sleep(0.01)
+
+    changing = asyncio.create_task(change_caches())
+    await run_many(cluster, max_tokens=3)
+    stopping.set()
+    await changing
+    assert min(disturbance.num_disturbed.values()) > 2, disturbance.num_disturbed
+    disturbance.chance = 0.0
+
+    def knows_all() -> bool:
+        return all(
+            router.index(worker.pool).num_entries(WorkerKey(worker.worker_id, worker.incarnation))
+            == len(worker.block_hashes)
+            for worker in workers
+        )
+
+    await cluster.until(lambda: knows_all() and router.status()["state"] == "ready")
 
 
 async def test_while_tokens_arrive_a_mute_state_stream_ends_no_request(

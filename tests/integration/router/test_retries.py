@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 
+from router import retry
 from router.config import RouterConfig
 from router.errors import GenerationFailed, RequestTimeout
 from router.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_UNREACHED, Failure, RetryBudget
@@ -47,8 +48,9 @@ async def test_workers_that_refuse_are_asked_ever_more_rarely(cluster: FakeClust
 
 
 async def test_workers_nobody_reaches_end_a_request_after_a_bounded_number_of_calls(
-    cluster: FakeCluster,
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 0.05)
     prefill = await cluster.add_prefill(num_stale=1_000_000, tick_s=0.01)
     await cluster.add_decode()
     await cluster.start_router()

@@ -105,6 +105,17 @@ async def collect(generation: Generation) -> list[int]:
         await generation.aclose()
 
 
+async def collect_with_stall(generation: Generation, tokens: list[int]) -> float:
+    """Read on to the end; the longest wait for a token."""
+    longest_s, last_s = 0.0, time.monotonic()
+    async for batch in generation:
+        tokens += batch.token_ids
+        longest_s = max(longest_s, time.monotonic() - last_s)
+        last_s = time.monotonic()
+    await generation.aclose()
+    return longest_s
+
+
 async def collect_choices(
     generation: Generation, tokens: dict[int, list[int]] | None = None
 ) -> dict[int, list[int]]:
@@ -168,7 +179,8 @@ async def test_a_decode_worker_that_dies_or_freezes_costs_no_token(
         tokens = await first_tokens(generation, 10)
         victim = holder(processes, generation.report.decode_worker_id)
         victim.signal(number)
-        tokens += await collect(generation)
+        stall_s = await collect_with_stall(generation, tokens)
+        assert stall_s < (7.0 if number == signal.SIGSTOP else 4.0)
         report = generation.report
         victim.signal(signal.SIGCONT)
         assert tokens == expected
