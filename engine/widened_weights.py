@@ -84,8 +84,9 @@ def _make(
         shutil.rmtree(old)  # a worker that has it mapped keeps its pages
     unfinished = copy.with_name(f"{copy.name}.unfinished")
     unfinished.mkdir(mode=0o700)
-    for file in directory.glob("*.json"):
-        shutil.copyfile(file, unfinished / file.name)
+    for pattern in ("config.json", "generation_config.json", "*.index.json"):
+        for file in directory.glob(pattern):
+            shutil.copyfile(file, unfinished / file.name)
     for file in files:
         _widen(file, unfinished / file.name, dtype)
     unfinished.rename(copy)

@@ -5,6 +5,7 @@ The library refuses what it cannot enforce; nothing here makes it lenient.
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ class CompiledGrammar:
     """A grammar ready to be followed, by any number of requests."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self.compile_s = 0.0  # of processor time; its memory grows with it
         self._matcher = matcher  # never moved
         self._vocab_size = vocab_size
 
@@ -90,6 +92,7 @@ class GrammarCompiler:
 
         Needs a deep stack (see stack.py), and time that only the caller can bound.
         """
+        started_s = time.thread_time()
         matcher = llguidance.LLMatcher(
             self._tokenizer, _to_library(grammar), log_level=0, limits=self._limits
         )
@@ -102,6 +105,7 @@ class GrammarCompiler:
             raise GrammarError(f"no output can match it: {error}") from error
         if is_dead:
             raise GrammarError("no output can match it")
+        compiled.compile_s = time.thread_time() - started_s
         return compiled
 
 

@@ -13,13 +13,15 @@ from grammar.vocabulary import Vocabulary, load_vocabulary
 
 MAX_GRAMMARS = 128
 MAX_TEXT_BYTES = 4 * 1024 * 1024  # of all that are kept
+# Of all that are kept, to compile them: some 30 MiB a second, whatever their text is.
+MAX_KEPT_COMPILE_S = 8.0
 
 
 class GrammarLibrary:
     """Owns the compiler, its thread and what it made, all from the first grammar on.
 
-    Belongs to one event loop. Invariant: what is kept stays within both bounds, except that the
-    one used last is always kept.
+    Belongs to one event loop. Invariant: what is kept stays within all bounds, except that the one
+    used last is always kept.
     """
 
     def __init__(self, load: Callable[[], Vocabulary]) -> None:
@@ -54,10 +56,12 @@ class GrammarLibrary:
         self._kept.move_to_end(grammar)
         try:
             # One that gives up does not take it from the others that wait.
-            return await asyncio.shield(future)
+            compiled = await asyncio.shield(future)
         except ValueError:
             self._forget(grammar, future)
             raise
+        self._evict()
+        return compiled
 
     def close(self) -> None:
         """End the thread after what it does now."""
@@ -74,13 +78,26 @@ class GrammarLibrary:
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._kept[grammar] = future
         self._text_bytes += len(grammar.text)
+        self._evict()
+
+    def _evict(self) -> None:
         while len(self._kept) > 1 and (
-            len(self._kept) > MAX_GRAMMARS or self._text_bytes > MAX_TEXT_BYTES
+            len(self._kept) > MAX_GRAMMARS
+            or self._text_bytes > MAX_TEXT_BYTES
+            or self._compile_s() > MAX_KEPT_COMPILE_S
         ):
             oldest, _ = self._kept.popitem(last=False)
             self._text_bytes -= len(oldest.text)
+
+    def _compile_s(self) -> float:
+        made = [future for future in self._kept.values() if future.done()]
+        return sum(future.result().compile_s for future in made if _has_result(future))
 
     def _forget(self, grammar: Grammar, future: asyncio.Future[CompiledGrammar]) -> None:
         if self._kept.get(grammar) is future:
             del self._kept[grammar]
             self._text_bytes -= len(grammar.text)
+
+
+def _has_result(future: "asyncio.Future[CompiledGrammar]") -> bool:
+    return not future.cancelled() and future.exception() is None

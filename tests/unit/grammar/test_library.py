@@ -80,6 +80,24 @@ async def test_large_texts_leave_fewer_kept(loads: Loads, monkeypatch: pytest.Mo
     grammars.close()
 
 
+async def test_what_took_long_to_compile_leaves_fewer_kept(
+    loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = GrammarLibrary(loads)
+    await asyncio.gather(
+        *(grammars.get(pattern(f"a{number}")) for number in range(5)),
+        grammars.get(pattern("((")),
+        return_exceptions=True,
+    )
+    assert len(grammars) == 5
+    last = await grammars.get(pattern("a4"))
+    assert last.compile_s > 0.0
+    monkeypatch.setattr(library, "MAX_KEPT_COMPILE_S", last.compile_s)
+    assert await grammars.get(pattern("a4")) is last
+    assert len(grammars) == 1
+    grammars.close()
+
+
 async def test_who_gives_up_does_not_take_it_from_the_others(loads: Loads) -> None:
     grammars = GrammarLibrary(loads)
     leaving = asyncio.create_task(grammars.get(pattern("a+")))
