@@ -95,7 +95,7 @@ class Moment:
 
 
 class SpanRecorder:
-    """Writes down the spans of one piece of work: one parent, some facts in all of them."""
+    """Writes down the spans of one piece of work: one parent, some facts in those below it."""
 
     def __init__(self, facts: Mapping[str, AttributeValue]) -> None:
         self._parent = current_context()
@@ -120,7 +120,8 @@ class SpanRecorder:
             start_ns=start_ns,
             duration_s=duration_s,
             parent=self._parent if parent is None else parent,
-            attributes={**self._facts, **(more or {})},
+            # A part of another span of ours need not repeat what that one says.
+            attributes={**(self._facts if parent is None else {}), **(more or {})},
             links=links,
             events=events,
         )
