@@ -26,7 +26,7 @@ from relevo.v1 import (
 )
 
 from router.errors import GenerationFailed
-from telemetry import tracing
+from telemetry import provider
 from telemetry.config import TelemetryConfig
 from tests.integration.api.conftest import ANSWER, KEY, Site, saying
 
@@ -262,11 +262,11 @@ async def test_broken_bodies_are_told_in_few_words(site: Site) -> None:
 
 @pytest.fixture
 def exporter() -> InMemorySpanExporter:
-    tracing.set_up_tracing("test", TelemetryConfig())
-    provider = trace.get_tracer_provider()
-    assert isinstance(provider, TracerProvider)
+    provider.set_up_tracing("test", TelemetryConfig())
+    tracer_provider = trace.get_tracer_provider()
+    assert isinstance(tracer_provider, TracerProvider)
     found = InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(found))
+    tracer_provider.add_span_processor(SimpleSpanProcessor(found))
     return found
 
 
@@ -295,6 +295,13 @@ async def test_neither_prompts_nor_keys_stand_in_logs_traces_or_metrics(
                 json={**CHAT, "messages": [{"role": "user", "content": SECRET, "name": SECRET}]},
                 headers=headers,
             )
+        others = {
+            "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": SECRET}]},
+            "/v1/responses": {"input": SECRET, "instructions": SECRET},
+            "/tokenize": {"prompt": SECRET},
+        }
+        for path, body in others.items():
+            await locked.http.post(path, json={"model": "tiny", **body}, headers=headers)
         generation = inference_pb2.Generation(model="tiny", text=SECRET, stop=[SECRET])
         call = locked.stub.Generate(
             inference_pb2.GenerateRequest(generation=generation),
