@@ -84,7 +84,7 @@ class Tokenizer:
 
     def encode_word(self, text: str) -> list[int]:
         """Tokenise a piece of text as it may stand anywhere; nothing in it is a special token."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return _ids_of(self._plain, text)
 
     async def encode(
         self,
@@ -96,8 +96,7 @@ class Tokenizer:
         """Tokenise a bare prompt; the tokenizer adds what it always adds (BOS), or nothing."""
         check_length(len(text), max_model_len, "prompt")
         return await _run(
-            lambda: list(self._backend.encode(text, add_special_tokens=has_special_tokens).ids),
-            len(text),
+            lambda: _ids_of(self._backend, text, has_special_tokens=has_special_tokens), len(text)
         )
 
     async def encode_chat(self, chat: Conversation, *, max_model_len: int) -> "ChatPrompt":
@@ -115,7 +114,7 @@ class Tokenizer:
 
     def _encode_piece(self, piece: Piece) -> list[int]:
         tokenizer = self._plain if piece.is_plain else self._backend
-        return list(tokenizer.encode(piece.text, add_special_tokens=False).ids)
+        return _ids_of(tokenizer, piece.text)
 
 
 def check_length(num_characters: int, max_model_len: int, name: str) -> None:
@@ -130,8 +129,17 @@ def check_length(num_characters: int, max_model_len: int, name: str) -> None:
         )
 
 
+def _ids_of(
+    tokenizer: BackendTokenizer, text: str, *, has_special_tokens: bool = False
+) -> list[int]:
+    # Of all ways to encode, those of batches alone let other threads run meanwhile, and this one
+    # does not work out where in the text each token stands.
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=has_special_tokens)
+    return list(encoding.ids)
+
+
 async def _run(encode: Callable[[], T], num_characters: int) -> T:
-    # The tokenizer leaves the interpreter free while it works, so a thread helps.
+    # The interpreter is free meanwhile, so a thread helps.
     return encode() if num_characters <= MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 

@@ -1,5 +1,6 @@
 """Tokenising, chat templates and what must never be imported."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,22 @@ async def test_nul_does_not_end_a_text(tokenizer: Tokenizer) -> None:
 async def test_a_long_text_is_tokenised_off_the_loop_to_the_same_ids(tokenizer: Tokenizer) -> None:
     text = "The quick brown fox. " * 400
     assert await tokenizer.encode(text, max_model_len=CONTEXT) == ids_of(text)
+
+
+async def test_the_loop_goes_on_while_a_long_text_is_tokenised(tokenizer: Tokenizer) -> None:
+    words = [f"{n:x}" for n in range(60_000)]  # no two alike, so that none is remembered
+    text = " ".join(words)
+    chat = Conversation(messages=[{"role": "user", "content": text}])
+    for work in (
+        tokenizer.encode(text, max_model_len=10**6),
+        tokenizer.encode_chat(chat, max_model_len=10**6),
+    ):
+        task, num_turns = asyncio.ensure_future(work), 0
+        while not task.done():
+            await asyncio.sleep(0.001)
+            num_turns += 1
+        assert num_turns > 20
+        assert await task
 
 
 def test_what_can_never_fit_is_refused_by_its_length() -> None:
