@@ -10,7 +10,8 @@ from router.block_name import BlockScheme
 PREFILL = "prefill"
 DECODE = "decode"
 NO_ROOT = BlockHash(b"")
-# Late binding: beyond two full batches on a worker, a request waits where it can still go anywhere.
+# Late binding: beyond two full batches on a worker, or what would fill its KV twice, a request
+# waits where it can still go anywhere.
 MAX_BATCHES_AHEAD = 2
 # These stand in where nothing was measured yet.
 UNMEASURED_TOKENS_PER_S = 1000.0
@@ -93,7 +94,7 @@ class WorkerView:
     chunk_tokens: int = field(init=False)  # of a prompt in one step, at least 1
     pending_bytes: int = field(init=False)
     promised_tokens: int = field(init=False)  # that need blocks and have none, as far as we know
-    kv_tokens: int = field(init=False)  # that its streams read in a step, now or soon
+    kv_tokens: int = field(init=False)  # in use, promised or waiting to be computed
     max_tokens: int = field(init=False)  # longest request that fits the empty worker, and one token
     fixed_s: float = field(init=False)  # of one step
     added_s: float = field(init=False)  # to a step by one more prompt token in it
@@ -112,14 +113,16 @@ class WorkerView:
         limit = MAX_BATCHES_AHEAD * max(self.max_num_seqs, 1)
         derive = object.__setattr__
         derive(self, "num_requests", num_requests)
-        is_full = self.has_refused or num_requests >= limit
+        kv_tokens = self._count_kv_tokens()
+        kv_limit = MAX_BATCHES_AHEAD * self.num_kv_blocks * self.block_size
+        is_full = self.has_refused or num_requests >= limit or kv_tokens >= kv_limit
         derive(self, "is_full", is_full)
         derive(self, "is_open", self.is_routable and not is_full)
         derive(self, "chunk_tokens", chunk_tokens)
         derive(self, "pending_bytes", self.pending.num_bytes)
         promised_tokens = self.num_promised_tokens + self.pending.num_kv_tokens
         derive(self, "promised_tokens", promised_tokens)
-        derive(self, "kv_tokens", self.num_used_blocks * self.block_size + promised_tokens)
+        derive(self, "kv_tokens", kv_tokens)
         num_pool_tokens = self.num_kv_blocks * self.block_size
         derive(self, "max_tokens", min(self.max_model_len, num_pool_tokens) - 1)
         derive(self, "fixed_s", fixed_s)
@@ -140,6 +143,11 @@ class WorkerView:
         else:
             num_own = num_engine + self.num_transferring
         return num_own + self.pending.num_requests
+
+    def _count_kv_tokens(self) -> int:
+        pending = self.pending.num_kv_tokens if self.pool == DECODE else self.pending.num_tokens
+        num_coming = self.num_promised_tokens + self.num_waiting_uncached_tokens + pending
+        return self.num_used_blocks * self.block_size + num_coming
 
     @property
     def num_tokens_ahead(self) -> int:

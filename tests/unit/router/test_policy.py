@@ -90,6 +90,9 @@ def test_being_busy_is_no_lack_of_choice() -> None:
     [
         decode(num_running=4, num_waiting=4),
         decode(pending=Pending(num_requests=8)),
+        decode(num_used_blocks=256, num_promised_tokens=4096),
+        decode(num_used_blocks=256, pending=Pending(num_kv_tokens=4096)),
+        decode(num_waiting_uncached_tokens=2 * 4096),
         decode(has_refused=True),
         decode(num_kv_blocks=10),
         decode(max_model_len=1000),
@@ -97,6 +100,13 @@ def test_being_busy_is_no_lack_of_choice() -> None:
 )
 def test_full_and_too_small_workers_are_filtered(worker: WorkerView) -> None:
     assert pick([], [worker]) is None
+
+
+def test_a_prefill_worker_whose_kv_is_promised_twice_is_full() -> None:
+    full = prefill(num_used_blocks=200, pending=Pending(num_tokens=2 * 4096 - 200 * 16))
+    assert pick([full], [decode()], "never") is None
+    nearly = prefill(num_used_blocks=200, pending=Pending(num_tokens=2 * 4096 - 200 * 16 - 1))
+    assert pick([nearly], [decode()], "never") is not None
 
 
 def test_an_idle_cluster_prefills_where_it_decodes() -> None:
