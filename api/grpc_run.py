@@ -104,6 +104,8 @@ def prompt_scored(
     stream: TextStream, delta: TextDelta, serving: Serving
 ) -> list[inference_pb2.TokenLogprobs]:
     """Logprobs of the prompt's tokens, in the delta that has them."""
+    if not delta.prompt_logprobs:
+        return []  # of nearly all deltas; a prompt is not to be copied for each
     token_bytes = serving.tokenizer.token_bytes
     pairs = zip(stream.prompt[1:], delta.prompt_logprobs, strict=False)
     return [to_message(token_id, entry, token_bytes) for token_id, entry in pairs]
