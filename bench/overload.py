@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 PROMPT_TOKENS = 24
 STORM_FACTOR = 3.5
+WARM_UP_S = 1.0  # before each phase counts
 RECOVERED_WITHIN_S = 10.0
 
 
@@ -34,8 +35,19 @@ class Tally:
     refusal_s: list[float] = field(default_factory=list)
     num_tokens: int = 0  # of answers
     num_offered: int = 0
-    over_s: float = 0.0  # when the last request was sent
+    start_s: float = 0.0  # of what counts
+    end_s: float = 0.0
     failures: list[str] = field(default_factory=list)
+
+    @classmethod
+    def over(cls, seconds: float) -> "Tally":
+        """A phase that begins to warm up now."""
+        start_s = time.monotonic() + WARM_UP_S
+        return cls(seconds=seconds, start_s=start_s, end_s=start_s + seconds)
+
+    def is_on(self) -> bool:
+        """Whether what happens now counts."""
+        return self.start_s <= time.monotonic() < self.end_s
 
     @property
     def goodput(self) -> float:
@@ -102,40 +114,37 @@ class Load:
             tally.failures.append(f"{status}: {content[:200]!r}")
 
     async def saturate(self, num_clients: int, seconds: float) -> Tally:
-        """So many clients, one request after the other."""
-        tally = Tally(seconds=seconds)
-        end_s = time.monotonic() + seconds
+        """Send from so many clients, each one request after the other."""
+        tally = Tally.over(seconds)
 
         async def client() -> None:
-            while time.monotonic() < end_s:
-                await self._ask_until(end_s, tally)
+            while time.monotonic() < tally.end_s:
+                await self._ask_into(tally)
 
         await asyncio.gather(*(client() for _ in range(num_clients)))
         return tally
 
     async def storm(self, requests_per_s: float, seconds: float) -> Tally:
         """Requests by the clock, at random times."""
-        tally = Tally(seconds=seconds)
-        end_s = time.monotonic() + seconds
+        tally = Tally.over(seconds)
         async with asyncio.TaskGroup() as group:
             due_s = time.monotonic()
-            while due_s < end_s:
+            while due_s < tally.end_s:
                 await asyncio.sleep(due_s - time.monotonic())
-                group.create_task(self._ask_until(end_s, tally))
+                group.create_task(self._ask_into(tally))
                 due_s += self._rng.expovariate(requests_per_s)
-            tally.over_s = time.monotonic()
         return tally
 
-    async def _ask_until(self, end_s: float, tally: Tally) -> None:
-        """Ask; what is answered after the end is no goodput, what fails then still counts."""
+    async def _ask_into(self, tally: Tally) -> None:
+        """Ask; only what is answered inside the phase is goodput, but whatever fails counts."""
         own = Tally()
+        tally.num_offered += tally.is_on()
         await self.ask(own)
         tally.failures += own.failures
         tally.refusal_s += own.refusal_s
-        if time.monotonic() < end_s:
+        if tally.is_on():
             tally.answer_s += own.answer_s
             tally.num_tokens += own.num_tokens
-        tally.num_offered += 1
 
     async def recovery_s(self, normal_s: float, *, since_s: float) -> float:
         """How long until a lone request takes what it took in calm times, within a factor of 2."""
@@ -161,7 +170,7 @@ async def measure(
     saturated = await load.saturate(num_saturating, seconds)
     served = len(saturated.answer_s) / seconds
     storm = await load.storm(STORM_FACTOR * served, seconds)
-    recovered_s = await load.recovery_s(normal_s, since_s=storm.over_s)
+    recovered_s = await load.recovery_s(normal_s, since_s=storm.end_s)
     refusals = sorted(storm.refusal_s) or [0.0]
     return {
         "saturating_clients": num_saturating,

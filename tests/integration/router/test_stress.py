@@ -40,12 +40,12 @@ WORKERS = ("decode-0", "decode-1", "prefill-0")
 DRAIN_S = 6.5  # so what runs for longer than 1.5 s goes on elsewhere
 # Each step of a decode worker takes longer, so that streams outlive a drain.
 SLOW = (
-    '[{"point": "decode_step", "action": "delay", "delay_s": 0.02, "count": 0,'
+    '[{"point": "decode_step", "action": "delay", "delay_s": 0.04, "count": 0,'
     ' "match": {"pool": "decode"}}]'
 )
 ENVIRONMENT = {"RELEVO_TESTING": "1", "RELEVO_FAULT_PLAN": SLOW}
 PROMPTS = [[(7 * n + shift) % 300 + 3 for n in range(60)] for shift in range(4)]
-NUM_TOKENS = 150
+NUM_TOKENS = 80
 
 
 class Site:
@@ -205,7 +205,7 @@ async def test_three_times_too_much_costs_little_of_what_is_served(site: Site) -
         await until(ingress.serving.is_ready, 30.0)
         rss_before = psutil.Process().memory_info().rss
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.overload", "--seconds", "2.5", "--saturating", "16"),
+            *(sys.executable, "-m", "bench.overload", "--seconds", "4", "--saturating", "16"),
             *("--url", f"http://127.0.0.1:{ingress.http_port}"),
             stdout=asyncio.subprocess.PIPE,
             cwd=REPOSITORY,
