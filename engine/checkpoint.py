@@ -1,9 +1,10 @@
 """Reads a model as transformers has it: from safetensors, without anybody else's code.
 
 Weights come through mmap. Where the model computes in the dtype they are stored in, its parameters
-are the file's own pages: all workers of a node share them, and loading costs no second copy. On a
-CPU that computes in a wider dtype they share a copy that was converted once (widened_weights.py);
-in all other cases each worker makes its own, tensor by tensor.
+are the file's own pages: all workers of a node share them, and loading costs no second copy. So are
+those of a bfloat16 checkpoint that computes in float32 through our compiled library (widening.py).
+On a CPU that computes in a wider dtype without it they share a copy that was converted once
+(widened_weights.py); in all other cases each worker makes its own, tensor by tensor.
 """
 
 import logging
@@ -16,8 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engine.attention import ATTENTION_NAME, register_attention
 from engine.config import EngineConfig
 from engine.load_progress import showing_progress
+from engine.native.library import load_library
 from engine.servable import refuse_unservable
 from engine.widened_weights import shared_copy
+from engine.widening import is_all_bfloat16, keep_narrow
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +45,19 @@ def load_model(config: EngineConfig, model_config: Any, device: torch.device) ->
     dtype = _choose_dtype(config.dtype, model_config.get_text_config(), device)
     # Experts are computed by a grouped kernel, which torch lacks in float64.
     experts = {"experts_implementation": "eager"} if dtype is torch.float64 else {}
+    is_narrow = _stays_narrow(config, dtype, device)
     with showing_progress(config.model_id or config.model_path):
         model = _load(
             AutoModelForCausalLM,
             config,
-            path=_weights_path(config, dtype, device),
-            dtype=dtype,
+            path=config.model_path if is_narrow else _weights_path(config, dtype, device),
+            dtype=torch.bfloat16 if is_narrow else dtype,
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             **experts,
         )
+    if is_narrow:
+        keep_narrow(model)
     return model.to(device).eval().requires_grad_(False)
 
 
@@ -99,6 +105,17 @@ def _choose_dtype(wanted: str, text_config: Any, device: torch.device) -> torch.
         logger.warning("this CPU has no %s arithmetic: computing in float32", dtype)
         return torch.float32
     return dtype
+
+
+def _stays_narrow(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the weights stay in bfloat16 while everything is computed in float32."""
+    return (
+        dtype is torch.float32
+        and device.type == "cpu"
+        and config.attention != "torch"
+        and is_all_bfloat16(Path(config.model_path))
+        and load_library()
+    )
 
 
 def _has_half_arithmetic() -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+ATTENTIONS = frozenset({"auto", "native", "torch"})
 DTYPES = frozenset({"auto", "float64", "float32", "bfloat16", "float16"})
 
 
@@ -20,6 +21,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512  # tokens in one step
     num_threads: int | None = None  # None = leave torch's own choice
     device: str = "auto"  # auto = cuda where there is one, else cpu
+    attention: str = "auto"  # auto = native on a CPU where it was built, else torch
 
     def __post_init__(self) -> None:
         """Refuse values no engine can run with."""
@@ -27,6 +29,8 @@ class EngineConfig:
             raise ValueError(f"Got {self.model_path = } but expected a directory or a hub id")
         if self.dtype not in DTYPES:
             raise ValueError(f"Got {self.dtype = } but expected one of {sorted(DTYPES)}")
+        if self.attention not in ATTENTIONS:
+            raise ValueError(f"Got {self.attention = } but expected one of {sorted(ATTENTIONS)}")
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Got {name} = {getattr(self, name)} but expected at least 1")

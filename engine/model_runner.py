@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from engine.attention_backend import choose_attention
 from engine.batch import Batch
 from engine.checkpoint import eos_token_ids, load_config, load_model
 from engine.config import EngineConfig
@@ -46,6 +47,7 @@ class ModelRunner:
             block_size=config.block_size,
             wanted_windows=wanted_windows(text_config, self.max_model_len),
         )
+        self.plan_attention = choose_attention(config.attention, self.device)
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)
 
     def report_memory(self, kv_cache: KVCache, *, max_model_len: int) -> MemoryReport:
@@ -67,7 +69,7 @@ class ModelRunner:
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.sample_index,
-            attention_metadata=batch.attention_metadata,
+            attention_metadata=batch.attention,
         )
         logits = output.logits[0]
         assert isinstance(logits, torch.Tensor)

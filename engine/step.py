@@ -40,7 +40,8 @@ def run_schedule(
     """Results in the order of the schedule; raises when the forward as a whole fails."""
     _visit_fault_points(schedule.scheduled)
     kv_cache.zero(schedule.new_block_ids)
-    batch = build_batch(schedule.scheduled, kv_cache)
+    attention = runner.plan_attention(schedule.scheduled, kv_cache)
+    batch = build_batch(schedule.scheduled, attention, runner.device)
     row_maker.start(entry.request for entry in schedule.scheduled if entry.samples)
     logits = runner.forward(batch)
     results = _sample(schedule.scheduled, logits[: batch.num_samples], row_maker)

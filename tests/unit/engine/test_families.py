@@ -44,9 +44,12 @@ class Served:
         )
         self.truth = {name: slow_truth(self.reference, prompt) for name, prompt in PROMPTS.items()}
         # Their pools cannot hold all prompts at once: somebody is preempted.
-        self.engine, self.peer = self._make_engine(), self._make_engine()
+        self.engine = self._make_engine(attention="auto")
+        self.peer = self._make_engine(
+            attention="torch"
+        )  # one kind of attention goes on from the other
 
-    def _make_engine(self) -> Engine:
+    def _make_engine(self, attention: str) -> Engine:
         return Engine(
             EngineConfig(
                 model_path=str(self.path),
@@ -54,6 +57,7 @@ class Served:
                 num_kv_blocks=12,
                 max_num_seqs=4,
                 max_num_batched_tokens=9,
+                attention=attention,
             )
         )
 

@@ -45,7 +45,8 @@ def test_the_copy_is_equal_and_its_parameters_are_the_file_s_pages(narrow: Path)
     for name, tensor in widened.items():
         assert tensor.dtype is torch.float32
         assert torch.equal(tensor, own[name].float())
-    engine = Engine(EngineConfig(model_path=str(narrow), dtype="float32", num_kv_blocks=8))
+    settings = {"dtype": "float32", "num_kv_blocks": 8, "attention": "torch"}
+    engine = Engine(EngineConfig(model_path=str(narrow), **settings))
     parameter = next(engine._runner._model.parameters())
     assert parameter.dtype is torch.float32
     assert mapped_files(parameter.data_ptr()) == [str(copy / "model.safetensors")]

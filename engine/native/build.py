@@ -1,0 +1,68 @@
+"""Builds the library: `python -m engine.native.build`, half a minute, once.
+
+No compiler is no error: the engine then runs on torch's own operations.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from torch.utils import cpp_extension
+
+from engine.native.library import COMPILE_FLAGS, SOURCES, library_path
+
+logger = logging.getLogger(__name__)
+
+_LIBRARIES = ("-ltorch_cpu", "-lc10")
+
+
+def build_library() -> Path:
+    """The library's file, built unless it is there; OSError or CalledProcessError if that fails."""
+    path = library_path()
+    if path.exists():
+        return path
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler on this machine")
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        includes = [f"-I{each}" for each in cpp_extension.include_paths()]
+        with ThreadPoolExecutor(len(sources)) as threads:
+            commands = (
+                [compiler, *COMPILE_FLAGS, *includes, "-c", str(source), "-o", str(made)]
+                for source, made in zip(sources, objects, strict=True)
+            )
+            list(threads.map(_run, commands))
+        linked = Path(folder) / path.name
+        libraries = [f"-L{each}" for each in cpp_extension.library_paths()]
+        _run([compiler, "-shared", *map(str, objects), *libraries, *_LIBRARIES, "-o", str(linked)])
+        # Tried before anybody relies on it.
+        _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(linked)!r})"])
+        linked.replace(path)
+    return path
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def main() -> None:
+    """Build, or say in one line why not."""
+    logging.basicConfig(level=logging.INFO, format="setup      %(message)s")
+    try:
+        logger.info("compiled attention: %s", build_library().name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        reason = next((line for line in lines if "error" in line), lines[-1])
+        logger.info("no compiled attention, torch's own serves: %s", reason)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+// Attention of one layer over the paged KV cache, read where it lies.
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "attention_piece.h"
+
+namespace relevo {
+namespace {
+
+template <typename scalar_t>
+void write_rows(
+    const Call<scalar_t>& call, const at::Tensor& key, const at::Tensor& value, int num_rows,
+    int num_kv_heads, int cache_dim) {
+  const int num_tokens = key.size(0);
+  std::vector<int> row_of(num_tokens);
+  for (int row = 0; row < num_rows; ++row)
+    std::fill(
+        row_of.begin() + call.row_starts[row], row_of.begin() + call.row_starts[row + 1], row);
+  const at::Tensor* both[] = {&key, &value};
+  at::parallel_for(0, num_tokens, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const int row = row_of[token];
+      const int position =
+          call.context_lens[row] - (call.row_starts[row + 1] - static_cast<int>(token));
+      for (int plane = 0; plane < 2; ++plane) {
+        const at::Tensor& from = *both[plane];
+        const scalar_t* source = from.const_data_ptr<scalar_t>() + token * from.stride(0);
+        for (int head = 0; head < num_kv_heads; ++head) {
+          scalar_t* to = call.slot(row, position, plane, head);
+          std::copy_n(source + head * from.stride(1), from.size(2), to);
+          std::fill(to + from.size(2), to + cache_dim, scalar_t(0));
+        }
+      }
+    }
+  });
+}
+
+std::vector<Piece> pieces_of(
+    const int32_t* row_starts, int num_rows, int num_kv_heads, int group) {
+  std::vector<Piece> pieces;
+  const int queries_at_once = std::max(1, kRowsPerPiece / group);
+  // Heads of a single token stay together, unless that leaves threads without work.
+  const int pieces_per_row = std::max(1, 2 * at::get_num_threads() / num_rows);
+  const int heads_at_once = std::max(1, num_kv_heads / pieces_per_row);
+  // Long rows lie last in the batch and their last pieces have most keys: those first.
+  for (int row = num_rows - 1; row >= 0; --row) {
+    const int num_queries = row_starts[row + 1] - row_starts[row];
+    const int num_heads = num_queries * group <= kFewRows ? heads_at_once : 1;
+    const int last = (num_queries - 1) / queries_at_once * queries_at_once;
+    for (int first = last; first >= 0; first -= queries_at_once)
+      for (int head = 0; head < num_kv_heads; head += num_heads)
+        pieces.push_back(
+            {row, head, std::min(num_heads, num_kv_heads - head), first,
+             std::min(queries_at_once, num_queries - first)});
+  }
+  return pieces;
+}
+
+template <typename scalar_t>
+void run_pieces(const Call<scalar_t>& call, const std::vector<Piece>& pieces) {
+  using acc_t = acc_type<scalar_t>;
+  std::atomic<size_t> next{0};
+  // Each thread takes the next piece when it is done with one: pieces differ in length.
+  at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
+    Workspace<acc_t> space;
+    for (int64_t i = begin; i < end; ++i)
+      for (size_t n = next++; n < pieces.size(); n = next++)
+        PieceRun<scalar_t, acc_t>(call, space, pieces[n]).run();
+  });
+}
+
+// Writes this step's keys and values into the cache, then attends; [tokens, heads, value_dim].
+at::Tensor paged_attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, at::Tensor cache,
+    int64_t layer, const at::Tensor& block_table, const at::Tensor& row_starts,
+    const at::Tensor& context_lens, double scale, int64_t window, double softcap,
+    const std::optional<at::Tensor>& sinks) {
+  TORCH_CHECK(query.stride(2) == 1 && key.stride(2) == 1 && value.stride(2) == 1,
+      "expected heads whose numbers lie side by side");
+  TORCH_CHECK(query.scalar_type() == cache.scalar_type() && key.scalar_type() == cache.scalar_type()
+      && value.scalar_type() == cache.scalar_type(), "expected one dtype");
+  TORCH_CHECK(block_table.is_contiguous() && cache.is_contiguous(), "expected contiguous memory");
+  const int num_kv_heads = key.size(1);
+  TORCH_CHECK(query.size(1) % num_kv_heads == 0, "expected KV heads that divide the heads");
+  const int num_rows = context_lens.size(0);
+  at::Tensor output = at::empty({query.size(0), query.size(1), value.size(2)}, query.options());
+  const at::Tensor own_sinks =
+      !sinks ? at::Tensor()
+             : sinks->to(query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kBFloat16, at::kHalf, query.scalar_type(), "paged_attention", [&] {
+        Call<scalar_t> call;
+        call.query = query.const_data_ptr<scalar_t>();
+        call.query_token = query.stride(0);
+        call.query_head = query.stride(1);
+        call.output = output.mutable_data_ptr<scalar_t>();
+        call.cache = cache.mutable_data_ptr<scalar_t>() + layer * cache.stride(1);
+        call.block_stride = cache.stride(0);
+        call.plane_stride = cache.stride(2);
+        call.token_stride = cache.stride(3);
+        call.head_stride = cache.stride(4);
+        call.block_table = block_table.const_data_ptr<int32_t>();
+        call.row_starts = row_starts.const_data_ptr<int32_t>();
+        call.context_lens = context_lens.const_data_ptr<int32_t>();
+        call.sinks = sinks ? own_sinks.const_data_ptr<acc_type<scalar_t>>() : nullptr;
+        call.max_blocks = block_table.size(1);
+        call.block_size = cache.size(3);
+        call.num_heads = query.size(1);
+        call.group = query.size(1) / num_kv_heads;
+        call.head_dim = query.size(2);
+        call.value_dim = value.size(2);
+        call.window = window;
+        call.scale = scale;
+        call.softcap = softcap;
+        write_rows(call, key, value, num_rows, num_kv_heads, cache.size(5));
+        run_pieces(call, pieces_of(call.row_starts, num_rows, num_kv_heads, call.group));
+      });
+  return output;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(relevo, library) {
+  library.def(
+      "paged_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) cache, int layer, "
+      "Tensor block_table, Tensor row_starts, Tensor context_lens, float scale, int window, "
+      "float softcap, Tensor? sinks) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(relevo, CPU, library) { library.impl("paged_attention", paged_attention); }
+
+}  // namespace relevo

@@ -1,0 +1,90 @@
+"""Computes in float32 with weights that stay in bfloat16.
+
+Every bfloat16 number is a float32 number, so nothing is rounded: the products are those of a model
+loaded in float32, while the weights remain the pages of their file, shared by all workers of a
+node, and a decode step reads half the bytes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.big_modeling import init_empty_weights
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+_HEADER_LIMIT_BYTES = 100 << 20
+
+
+class WideningLinear(nn.Module):
+    """`nn.Linear` on float32 with a bfloat16 weight, see `engine/native/linear.cpp`."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.weight = linear.weight  # [out_features, in_features] bfloat16
+        self.bias = linear.bias
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[.., in_features] -> [.., out_features], both float32."""
+        result: torch.Tensor = torch.ops.relevo.widening_linear(hidden, self.weight, self.bias)
+        return result
+
+
+class WideningEmbedding(nn.Module):
+    """`nn.Embedding` that gives float32 rows of a bfloat16 table."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight  # [num_embeddings, embedding_dim] bfloat16
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """[..] -> [.., embedding_dim] float32."""
+        return functional.embedding(ids, self.weight).float()
+
+
+def is_all_bfloat16(directory: Path) -> bool:
+    """Whether every tensor of a safetensors checkpoint is stored in bfloat16."""
+    files = sorted(directory.glob("*.safetensors"))
+    return bool(files) and all(_dtypes(file) <= {"BF16"} for file in files)
+
+
+def keep_narrow(model: Any) -> None:
+    """Let a model that was loaded in bfloat16 compute in float32, in place."""
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear:
+            model.set_submodule(name, WideningLinear(module))
+        elif type(module) is nn.Embedding and module.max_norm is None:
+            model.set_submodule(name, WideningEmbedding(module))
+    for module in model.modules():
+        is_narrow = isinstance(module, (WideningLinear, WideningEmbedding))
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not (is_narrow and name == "weight"):
+                widened = nn.Parameter(parameter.float(), requires_grad=False)
+                setattr(module, name, widened)
+    _restore_buffers(model)
+
+
+def _restore_buffers(model: Any) -> None:
+    """Constants that the model computed for itself were rounded; take those of a float32 model."""
+    with init_empty_weights(include_buffers=False):
+        skeleton = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+    persistent = set(model.state_dict())
+    exact = dict(skeleton.named_buffers())
+    for name, buffer in list(model.named_buffers()):
+        owner, _, own_name = name.rpartition(".")
+        value = buffer.float() if name in persistent and buffer.is_floating_point() else exact[name]
+        setattr(model.get_submodule(owner), own_name, value)
+
+
+def _dtypes(file: Path) -> set[str]:
+    """Names of dtypes in a safetensors header: its length in 8 bytes, then JSON."""
+    with file.open("rb") as opened:
+        num_bytes = int.from_bytes(opened.read(8), "little")
+        if num_bytes > _HEADER_LIMIT_BYTES:
+            return {"unreadable"}
+        header = json.loads(opened.read(num_bytes))
+    return {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
