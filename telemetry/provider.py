@@ -35,7 +35,10 @@ class SpanListener(Protocol):
         """A span of this process began."""
 
     def ended(self, span: ReadableSpan) -> None:
-        """A span of this process, or of a worker, is complete."""
+        """A span of this process is complete."""
+
+    def received(self, span: ReadableSpan) -> None:
+        """A complete span of a worker arrived."""
 
 
 class RecordingSampler(Sampler):
@@ -119,4 +122,4 @@ def receive(data: bytes) -> None:
     if _listeners:
         for span in span_codec.decode(data):
             for listener in _listeners:
-                listener.ended(span)
+                listener.received(span)

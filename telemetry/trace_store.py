@@ -92,6 +92,10 @@ class TraceStore:
         elif owner.is_exported:
             self._export(span)
 
+    def received(self, span: ReadableSpan) -> None:
+        """Keep a worker's span like one of ours."""
+        self.ended(span)
+
     def find(self, name: str) -> RequestTrace | None:
         """Return the newest request of this id, label or trace id."""
         return next((each for each in self.recent() if each.is_called(name)), None)
