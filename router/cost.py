@@ -37,6 +37,8 @@ class Need:
     num_tokens: int  # prompt and replayed output
     num_output_tokens: int  # expected still to come, of each choice
     num_choices: int = 1
+    # Prompts that wait on a prefill worker, on average: what is computed keeps such waiting.
+    num_kept_waiting: float = 0.0
 
 
 class Cost(NamedTuple):
@@ -115,6 +117,7 @@ def pair_cost(  # noqa: PLR0913 - the parts of the formula
     tail_s = link.latency_s + num_last * token_s
     affinity_s = num_strangers * AFFINITY_SHARE / 2 * compute_s
     slot_s, decode_s, harm_s = part
+    harm_s = harm_s + HARM_WEIGHT * need.num_kept_waiting * compute_s
     longest_s = maximum(maximum(compute_s, slot_s), head_s)
     total_s = prefill.queue_s + longest_s + tail_s + decode_s + affinity_s + harm_s
     return Cost(

@@ -9,6 +9,7 @@ take little longer than ten.
 """
 
 import random
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -79,8 +80,9 @@ def _score_pairs(
     takers = pools.links.takers(numbers)
     upright = feeders[:, None]
     own = request.session_workers
+    need = replace(request.need, num_kept_waiting=prefill.columns.num_prompts_ahead.mean())
     cost = pair_cost(
-        request.need,
+        need,
         prefill.columns.take(FEEDER_COLUMNS, upright),
         decode.columns.take(TAKER_COLUMNS, takers),
         pools.links.columns(numbers),

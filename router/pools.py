@@ -33,6 +33,7 @@ COLUMNS = (
     "promised_tokens",
     "kv_tokens",
     "request_s",
+    "num_prompts_ahead",
     "queue_s",
     "fixed_s",
     "added_s",

@@ -10,8 +10,8 @@ from router.block_name import BlockScheme
 PREFILL = "prefill"
 DECODE = "decode"
 NO_ROOT = BlockHash(b"")
-# Late binding: beyond two full batches on a worker, or what would fill its KV twice, a request
-# waits where it can still go anywhere.
+# Late binding: beyond two full batches on a worker, or what would fill a decode worker's KV twice,
+# a request waits where it can still go anywhere.
 MAX_BATCHES_AHEAD = 2
 # These stand in where nothing was measured yet.
 UNMEASURED_TOKENS_PER_S = 1000.0
@@ -99,6 +99,7 @@ class WorkerView:
     fixed_s: float = field(init=False)  # of one step
     added_s: float = field(init=False)  # to a step by one more prompt token in it
     token_s: float = field(init=False)  # of one prompt token, with its share of a step
+    num_prompts_ahead: int = field(init=False)  # that wait to be computed
     queue_s: float = field(init=False)  # until a new request's prompt is computed
     num_streams: int = field(init=False)  # that a further one would slow down
     streams_s: float = field(init=False)  # added to them all by a further one's step, without KV
@@ -115,7 +116,9 @@ class WorkerView:
         derive(self, "num_requests", num_requests)
         kv_tokens = self._count_kv_tokens()
         kv_limit = MAX_BATCHES_AHEAD * self.num_kv_blocks * self.block_size
-        is_full = self.has_refused or num_requests >= limit or kv_tokens >= kv_limit
+        # Prompts that wait on a prefill worker need no KV yet, and are answered for by their queue.
+        is_kv_full = self.pool != PREFILL and kv_tokens >= kv_limit
+        is_full = self.has_refused or num_requests >= limit or is_kv_full
         derive(self, "is_full", is_full)
         derive(self, "is_open", self.is_routable and not is_full)
         derive(self, "chunk_tokens", chunk_tokens)
@@ -128,6 +131,7 @@ class WorkerView:
         derive(self, "fixed_s", fixed_s)
         derive(self, "added_s", added_s)
         derive(self, "token_s", token_s)
+        derive(self, "num_prompts_ahead", self.num_waiting + self.pending.num_requests)
         derive(self, "queue_s", self.num_tokens_ahead * token_s)
         num_streams = min(num_requests, self.max_num_seqs)
         derive(self, "num_streams", num_streams)

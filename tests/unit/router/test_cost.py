@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,18 @@ def test_who_was_promised_room_takes_it_first() -> None:
 def test_a_prompt_harms_those_that_wait_for_room_too() -> None:
     waiting = decode(num_running=1, num_transferring=2)
     assert local(waiting).harm_s == pytest.approx(3 * 1000 * 0.001 + 3 * 100 * 0.001)
+
+
+def test_what_is_computed_keeps_those_waiting_that_come_behind() -> None:
+    crowded = replace(NEED, num_kept_waiting=2.0)
+    part = decode_part(crowded, decode(), num_cached=0)
+    costs = [
+        full_pair_cost(crowded, prefill(), decode(), LINK, part, num_cached_prefill=cached)
+        for cached in (0, 500)
+    ]
+    assert costs[0].harm_s == pytest.approx(2.0 * PREFILL_S)
+    # A cached half is worth its time to ourselves, and to two others.
+    assert costs[0].total_s - costs[1].total_s == pytest.approx(3 * 500 * TOKEN_S, rel=0.01)
 
 
 def test_a_free_slot_costs_no_wait_and_a_full_batch_does() -> None:

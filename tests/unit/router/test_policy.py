@@ -102,11 +102,21 @@ def test_full_and_too_small_workers_are_filtered(worker: WorkerView) -> None:
     assert pick([], [worker]) is None
 
 
-def test_a_prefill_worker_whose_kv_is_promised_twice_is_full() -> None:
-    full = prefill(num_used_blocks=200, pending=Pending(num_tokens=2 * 4096 - 200 * 16))
-    assert pick([full], [decode()], "never") is None
-    nearly = prefill(num_used_blocks=200, pending=Pending(num_tokens=2 * 4096 - 200 * 16 - 1))
-    assert pick([nearly], [decode()], "never") is not None
+def test_prompts_that_wait_on_a_prefill_worker_fill_no_kv() -> None:
+    assert pick([prefill(num_waiting_uncached_tokens=60_000)], [decode()], "never") is not None
+
+
+def test_while_prompts_wait_a_cached_prefix_is_worth_a_longer_queue() -> None:
+    cached = CachedTokens(num_tokens={prefill(0).key: 600})
+    request = replace(REQUEST, cached_prefill=cached)
+    holder = prefill(0, num_waiting=1, num_waiting_uncached_tokens=1100)
+    alone = pick([holder, prefill(1)], [decode(peers=2)], "never", request)
+    assert alone is not None
+    assert alone.chosen.choice.prefill == prefill(1)
+    crowd = [prefill(n, num_waiting=2, num_waiting_uncached_tokens=2000) for n in range(2, 4)]
+    busy = pick([holder, prefill(1), *crowd], [decode(peers=4)], "never", request)
+    assert busy is not None
+    assert busy.chosen.choice.prefill == holder
 
 
 def test_an_idle_cluster_prefills_where_it_decodes() -> None:

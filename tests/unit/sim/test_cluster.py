@@ -143,3 +143,13 @@ def test_a_block_of_a_trace_becomes_several_of_a_worker() -> None:
 def test_a_cluster_that_cannot_be_is_refused(facts: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Got"):
         ClusterSpec(**{"num_prefill": 1, "num_decode": 1, "hardware": H100, **facts})
+
+
+def test_no_other_policy_does_better_on_made_up_requests() -> None:
+    """At a load at which the prompts alone need most of what the prefill workers can compute."""
+    trace = make_trace(Shape(num_requests=400), seed=1).at_rate(10.0)
+    shares = {}
+    for policy in POLICIES:
+        run = simulate(policy, trace=trace, num_prefill=4, num_decode=4)
+        shares[policy] = make_report(run, Objectives()).good_share
+    assert max(POLICIES, key=lambda policy: shares[policy]) == "relevo", shares
