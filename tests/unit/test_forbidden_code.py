@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    *("api", "bench", "cluster", "decode_workers", "engine", "faults", "grammar", "kv_transfer"),
-    *("prefill_workers", "protos", "router", "rpc", "telemetry"),
-)
+# Whatever there is, also what comes later.
+PACKAGES = {file.parent.name for file in REPOSITORY.glob("*/__init__.py")} - {"tests"} | {"protos"}
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "joblib"}
 CALLS = {"eval", "exec", "__import__"}
 # Name of an attribute -> the modules whose own it is there; None: of whatever object.
@@ -50,7 +48,8 @@ def findings(tree: ast.AST) -> Iterator[str]:
 
 def test_no_module_of_ours_unpickles_or_evaluates() -> None:
     files = [file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py")]
-    assert len(files) > 250
+    assert {"api", "rpc", "kv_transfer", "protos"} < PACKAGES
+    assert len(files) > 300
     found = {
         str(file.relative_to(REPOSITORY)): told
         for file in files
