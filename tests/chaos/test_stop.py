@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.chaos.cluster import LiveCluster
+from tests.chaos.conftest import SOAK_MINUTES
 from tests.chaos.load import Answer, ask
 from tests.chaos.scenario import Truths
 from tests.served_cluster import is_taken
@@ -17,6 +18,7 @@ pytestmark = [
     pytest.mark.soak,
     pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="package"),
+    pytest.mark.skipif(not SOAK_MINUTES, reason="the short form ends the cluster at rest"),
 ]
 
 
