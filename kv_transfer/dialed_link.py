@@ -106,17 +106,19 @@ class DialedLink:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             idle.cancel()
 
-    async def fetch(self, request: RangeRequest, control: TransferControl) -> FetchOutcome:
-        """Ask for one range in turn and post its receive when granted.
+    def fetch(
+        self, request: RangeRequest, control: TransferControl
+    ) -> "asyncio.Task[FetchOutcome]":
+        """Ask for one range in turn and post its receive when granted; await it shielded.
 
-        Cancelling the caller does not stop an order that was sent. LinkBrokenError when the link
-        ended, or ends because the order's outcome stays unknown.
+        Nobody may stop an order that was sent. LinkBrokenError when the link ended, or ends because
+        the order's outcome stays unknown.
         """
         self.queued_bytes += request.num_bytes
         task = asyncio.get_running_loop().create_task(self._fetch_in_turn(request, control))
         self._orders.add(task)
         task.add_done_callback(lambda done: self._order_ended(done, request.num_bytes))
-        return await asyncio.shield(task)
+        return task
 
     async def _fetch_in_turn(self, request: RangeRequest, control: TransferControl) -> FetchOutcome:
         async with self._turn:

@@ -30,7 +30,7 @@ from kv_transfer.control import (
     TransferNotFoundError,
     WorkerRef,
 )
-from kv_transfer.dialed_link import RangeRequest
+from kv_transfer.dialed_link import FetchOutcome, RangeRequest
 from kv_transfer.digest import range_digest
 from kv_transfer.faulty_range import ask_fault_plan
 from kv_transfer.layout import KVLayout, block_range
@@ -147,7 +147,7 @@ class Reception:
             detail = ended.result() if ended.done() else ""
             raise TransferFailedError(action.reason, detail)
         if isinstance(action, Fetch):
-            self._start(self._fetch(action))
+            self._fetch(action)
         elif isinstance(action, Watch):
             self._open_watch()
         elif isinstance(action, Reserve):
@@ -199,7 +199,7 @@ class Reception:
         num_cached = min(self._reservation.num_cached_tokens, self._order.num_tokens)
         self._inbox.put_nowait(functools.partial(self._machine.reserved, num_cached))
 
-    async def _fetch(self, fetch: Fetch) -> None:
+    def _fetch(self, fetch: Fetch) -> None:
         order, machine, config = self._order, self._machine, self._settings.config
         with_digest = random.random() < config.digest_sample
         request = RangeRequest(
@@ -212,9 +212,22 @@ class Reception:
             receive=functools.partial(self._receive, fetch),
             is_wanted=lambda: not machine.is_over,
         )
-        asked_at = self._now()
+        # at once, not when a task of ours gets its first turn
+        asking = order.link.fetch(request, self._control)
+        self._start(self._follow(fetch, asking, asked_at=self._now(), with_digest=with_digest))
+
+    async def _follow(
+        self,
+        fetch: Fetch,
+        asking: "asyncio.Task[FetchOutcome]",
+        *,
+        asked_at: float,
+        with_digest: bool,
+    ) -> None:
+        """Tell the machine what becomes of a range that was asked for."""
+        order, machine = self._order, self._machine
         try:
-            outcome = await order.link.fetch(request, self._control)
+            outcome = await asyncio.shield(asking)
             granted_at = self._now()
             verdict = outcome.reply.verdict
             self._inbox.put_nowait(lambda now: machine.fetch_replied(fetch, verdict, now))
