@@ -9,12 +9,13 @@ the one before, as no KV is handed over twice.
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
 
+from bench.link_case import CASES, PREFILL_BLOCK, LinkCase, make_layout
 from bench.piped_link import build_link
 from engine.shared_memory import SharedMemory
 from kv_transfer.layout import KVLayout
@@ -23,22 +24,17 @@ from kv_transfer.mapped_ranges import MappedRanges
 from kv_transfer.range_mover import RangeOrder
 from kv_transfer.shared_memory_channel import Pages, SharedPool
 
-# name, decode block size, whether block ids are scattered; the prefill block size is 32
-CASES = [("equal, consecutive", 32, False), ("equal, scattered", 32, True), ("unequal", 16, True)]
 _TIMEOUT_S = 30.0
-_PREFILL_BLOCK = 32
 _POOL_BYTES = 256 << 20
 _LENT = b"."
 
 
-def measure(
-    sizes: list[int], rounds: int, make_layout: Callable[[int], KVLayout]
-) -> Iterator[tuple[int, str, list[tuple[float, float]]]]:
+def measure(sizes: list[int], rounds: int) -> Iterator[tuple[int, str, list[tuple[float, float]]]]:
     """Yield (bytes, case, [(bare seconds, our seconds) of each round])."""
     context = multiprocessing.get_context("spawn")
     pipe, far = context.Pipe()
     rendezvous, far_rendezvous = context.Pipe()
-    layout = make_layout(_PREFILL_BLOCK)
+    layout = make_layout(PREFILL_BLOCK)
     num_blocks = -(-max(4 * max(sizes), _POOL_BYTES) // layout.bytes_per_block)
     child = context.Process(
         target=_lend_all, args=(far, far_rendezvous, layout, num_blocks), daemon=True
@@ -47,10 +43,10 @@ def measure(
     link = build_link(rendezvous, is_sender=False, backend="shared_memory", timeout_s=_TIMEOUT_S)
     try:
         for num_bytes in sizes:
-            for name, block_size, is_scattered in CASES:
-                move = _Move(link, layout, make_layout(block_size), num_bytes, is_scattered)
+            for case in CASES:
+                move = _Move(link, case, case.num_tokens(num_bytes))
                 move.warm_up()
-                yield num_bytes, name, [move.time_both(pipe, each) for each in range(rounds)]
+                yield num_bytes, case.name, [move.time_both(pipe, each) for each in range(rounds)]
     finally:
         pipe.send(None)
         link.abort("done")
@@ -61,15 +57,8 @@ def measure(
 class _Move:
     """One size and case on the decode side."""
 
-    def __init__(
-        self,
-        link: Link,
-        theirs: KVLayout,
-        ours: KVLayout,
-        num_bytes: int,
-        is_scattered: bool,
-    ) -> None:
-        num_tokens = max(1, round(num_bytes / ours.bytes_per_token))
+    def __init__(self, link: Link, case: LinkCase, num_tokens: int) -> None:
+        theirs, ours = make_layout(PREFILL_BLOCK), make_layout(case.decode_block)
         shape = (
             ours.num_blocks(num_tokens),
             ours.num_layers,
@@ -84,8 +73,8 @@ class _Move:
         )
         self._target = np.ones(num_tokens * ours.bytes_per_token, dtype=np.uint8)
         self._theirs = theirs
-        self._order = _order(_ids(shape[0], 0, shape[0], is_scattered), num_tokens)
-        self._is_scattered = is_scattered
+        self._order = _order(_ids(shape[0], 0, shape[0], case.is_scattered), num_tokens)
+        self._is_scattered = case.is_scattered
 
     def _memory(self) -> Pages:
         memory = self._link.shared_memory.memory

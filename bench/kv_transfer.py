@@ -14,7 +14,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
@@ -22,50 +21,14 @@ from multiprocessing.connection import Connection
 import torch
 
 from bench import kv_shared_memory
+from bench.link_case import CASES, PREFILL_BLOCK, LinkCase, make_layout
 from bench.piped_link import build_link
-from kv_transfer.layout import KVLayout
 from kv_transfer.message_ranges import MessageRanges
 from kv_transfer.range_mover import RangeOrder
 
 _SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 _CPU = torch.device("cpu")
-_PREFILL_BLOCK = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    name: str
-    decode_block: int = _PREFILL_BLOCK
-    is_scattered: bool = True
-    # whether the bytes are those of whole blocks, as each chunk but the last of a prompt
-    is_whole: bool = True
-
-    def num_tokens(self, num_bytes: int) -> int:
-        unit = _PREFILL_BLOCK if self.is_whole else 1
-        return unit * max(1, round(num_bytes / (unit * _layout(unit).bytes_per_token)))
-
-
-_CASES = [
-    _Case("consecutive", is_scattered=False),
-    _Case("scattered"),
-    _Case("part of a block", is_whole=False),
-    _Case("unequal blocks", decode_block=16),
-]
 _TIMEOUT_S = 30.0
-
-
-def _layout(block_size: int) -> KVLayout:
-    # 23,040 bytes of bfloat16 KV per token, as of SmolLM2-135M
-    return KVLayout(
-        model_id="bench",
-        model_revision="",
-        dtype="bfloat16",
-        num_layers=30,
-        num_kv_heads=3,
-        head_dim=64,
-        block_size=block_size,
-        hash_scheme="none",
-    )
 
 
 class _End:
@@ -81,7 +44,7 @@ class _End:
     def measure(self, num_bytes: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
         """Return (bare, ours) seconds of each round, by case."""
         results: dict[str, list[tuple[float, float]]] = {}
-        for case in _CASES:
+        for case in CASES:
             num_tokens = case.num_tokens(num_bytes)
             pool = self._pool(num_tokens, case)
             bare = partial(self._bare_move, _bytes_of(pool, num_tokens))
@@ -103,8 +66,8 @@ class _End:
         operation = self._link.send(tensor) if self._is_sender else self._link.receive(tensor)
         operation.wait(_TIMEOUT_S)
 
-    def _pool(self, num_tokens: int, case: _Case) -> torch.Tensor:
-        layout = _layout(_PREFILL_BLOCK if self._is_sender else case.decode_block)
+    def _pool(self, num_tokens: int, case: LinkCase) -> torch.Tensor:
+        layout = make_layout(PREFILL_BLOCK if self._is_sender else case.decode_block)
         shape = (
             layout.num_blocks(num_tokens),
             layout.num_layers,
@@ -115,8 +78,8 @@ class _End:
         )
         return torch.ones(shape, dtype=torch.bfloat16)
 
-    def _our_move(self, pool: torch.Tensor, num_tokens: int, case: _Case) -> Callable[[], None]:
-        layouts = _layout(_PREFILL_BLOCK), _layout(case.decode_block)
+    def _our_move(self, pool: torch.Tensor, num_tokens: int, case: LinkCase) -> Callable[[], None]:
+        layouts = make_layout(PREFILL_BLOCK), make_layout(case.decode_block)
         ours, theirs = layouts if self._is_sender else layouts[::-1]
         block_ids = list(range(len(pool)))
         if case.is_scattered:
@@ -137,7 +100,7 @@ class _End:
 
 def _bytes_of(pool: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """As many bytes of it as the tokens have: the same pages, in one piece."""
-    return pool.view(torch.uint8).view(-1)[: num_tokens * _layout(1).bytes_per_token]
+    return pool.view(torch.uint8).view(-1)[: num_tokens * make_layout(1).bytes_per_token]
 
 
 def _ignore(_num_bytes: int) -> None:
@@ -174,7 +137,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.backend != "gloo":
         print("shared memory")
-        for row in kv_shared_memory.measure(sizes, arguments.rounds, _layout):
+        for row in kv_shared_memory.measure(sizes, arguments.rounds):
             _print_row(*row)
     if arguments.backend != "shared_memory":
         print("gloo")

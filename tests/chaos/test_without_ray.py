@@ -15,7 +15,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from tests.chaos.cluster import START_WITHIN_S, LiveCluster
+from tests.chaos.cluster import DRAIN_S, START_WITHIN_S, LiveCluster
 from tests.chaos.conftest import SOAK_MINUTES
 from tests.chaos.load import Answer, Load, ask
 from tests.chaos.scenario import Truths
@@ -37,7 +37,7 @@ FAILING_CALLS = {
         "resp_failure_prob": 10,
     }
 }
-ENDS_WITHIN_S = 6.0 + 20.0 + 15.0  # the drain, what `relevo serve` adds to it, a busy machine
+ENDS_WITHIN_S = DRAIN_S + 20.0 + 15.0  # what `relevo serve` adds to the drain; a busy machine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -82,10 +82,11 @@ async def test_a_worker_that_is_lost_costs_its_own_transfer(
     # over shared memory the copy of what was lent goes on without its owner
     assert outcome is None or isinstance(outcome, TransferFailedError | asyncio.CancelledError)
 
-    lost.signal(signal.SIGCONT)
     if fate == "killed":
         await lost.stop()
         await lost.start()
+    else:
+        lost.signal(signal.SIGCONT)
     await decode.link_up()
     await decode.hand_over(num_tokens=NUM_TOKENS)
     await eventually(lambda: not decode.quarantined, 5.0)
