@@ -1,6 +1,7 @@
 """What a hand-over costs beside its bytes, and when its chunks travel.
 
-    .venv/bin/python -m bench.hand_over [--rounds 7] [--model PATH] [--dtype float32] [--prompt 1000] [--long 2000]
+    .venv/bin/python -m bench.hand_over [--rounds 7] [--model PATH] [--dtype float32]
+        [--prompt 1000] [--long 2000]
 
 A prefill and a decode worker in this process, over loopback gRPC and a link, as the router drives
 them. Prints the time from COMMIT to the last byte of a one-block prompt against a unary gRPC call
