@@ -37,7 +37,7 @@ from tests.tiny_model import make_tiny_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 WORKERS = ("decode-0", "decode-1", "prefill-0")
-DRAIN_S = 6.5  # so what runs for longer than 1.5 s goes on elsewhere
+DRAIN_S = 5.6  # so what runs for longer than 0.6 s goes on elsewhere
 # Each step of a decode worker takes longer, so that streams outlive a drain.
 SLOW = (
     '[{"point": "decode_step", "action": "delay", "delay_s": 0.04, "count": 0,'
