@@ -132,12 +132,17 @@ class PlanFolder:
         if changed_at_ns != self._changed_at_ns:
             # The clock of a file system is coarse: another change may bear the same time.
             is_settled = time.time_ns() - changed_at_ns > SETTLED_NS
+            # Never changed in place: other threads may be reading it.
+            self._faults = self._read()
             self._changed_at_ns = changed_at_ns if is_settled else -1
-            self._faults = {}
-            for file in sorted(self._path.glob("*.json")):
-                with contextlib.suppress(FileNotFoundError):  # taken away this very moment
-                    self._faults |= _named(file.stem, _parse(file.read_text()))
         return self._faults
+
+    def _read(self) -> dict[str, Fault]:
+        faults: dict[str, Fault] = {}
+        for file in sorted(self._path.glob("*.json")):
+            with contextlib.suppress(FileNotFoundError):  # taken away this very moment
+                faults |= _named(file.stem, _parse(file.read_text()))
+        return faults
 
     def count_hit(self, name: str) -> int:
         """One more hit of this fault, over all processes; how many there are now."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from faults.plan import FaultPlan
+from faults import plan as plan_module
+from faults.plan import Fault, FaultPlan, PlanFolder, _parse
 
 
 def _plan(folder: Path | None, **fault: object) -> FaultPlan:
@@ -83,3 +84,23 @@ def test_the_folder_alone_does_nothing_outside_tests(tmp_path: Path) -> None:
     plan = FaultPlan.from_environment({"RELEVO_FAULT_DIR": str(tmp_path)})
     assert not plan
     assert plan.due("sample", {}) is None
+
+
+def test_what_is_in_force_stays_whole_while_a_change_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps([{"point": "sample", "action": "raise"}])
+    (tmp_path / "a.json").write_text(text)
+    (tmp_path / "b.json").write_text(text)
+    folder = PlanFolder(tmp_path)
+    assert list(folder.faults()) == ["a-0", "b-0"]
+    (tmp_path / "c.json").write_text(text)
+    seen_by_others = []
+
+    def parse(text: str) -> list[Fault]:
+        seen_by_others.append(list(folder._faults))
+        return _parse(text)
+
+    monkeypatch.setattr(plan_module, "_parse", parse)
+    assert list(folder.faults()) == ["a-0", "b-0", "c-0"]
+    assert seen_by_others == [["a-0", "b-0"]] * 3
