@@ -19,6 +19,7 @@ from sim.synthetic import Shape, make_trace
 from sim.trace import Trace, ideal_hit_rate, read_trace
 
 SYNTHETIC = "synthetic"
+WIDE = 180  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,8 @@ class SimSettings:
 
 def run(settings: SimSettings) -> int:
     """Simulate and print; the exit status."""
-    console = Console()
+    # Into a file or a pipe the table goes in full.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     try:
         _run(settings, console)
     except ValueError as error:

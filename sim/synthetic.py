@@ -38,7 +38,7 @@ def make_trace(shape: Shape, *, seed: int) -> Trace:
     # Sessions come and turns of older ones return, together at the asked rate.
     session_rate = shape.rate * (1.0 - shape.return_share)
     started_s = 0.0
-    while started_s * shape.rate < shape.num_requests:
+    while started_s * shape.rate < shape.num_requests or len(requests) < shape.num_requests:
         requests += _make_session(shape, started_s, rng, numbers)
         started_s += rng.expovariate(session_rate)
     requests.sort(key=lambda each: each.arrived_s)
