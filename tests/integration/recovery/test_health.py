@@ -63,7 +63,8 @@ async def test_readiness_is_a_choice_of_workers_and_health_is_the_process(
             await cluster.until_ready()
             assert await states(cluster) == (200, 200, "ready")
             assert await check() == SERVING
-            await cluster.until(lambda: told == [SERVING, NOT_SERVING, SERVING], 2.0)
+            await cluster.until(lambda: told[-1] == SERVING, 2.0)
+            assert told[:2] == [SERVING, NOT_SERVING]
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
@@ -73,7 +74,7 @@ async def test_what_a_frozen_worker_tells_after_it_wakes_changes_nothing(
 ) -> None:
     asks = [ask for ask in every_ask("??") if ask.name in {"plain", "penalties", "choices"}]
     expected = [await ask.send(cluster.http, cluster.stub, salt=ask.label) for ask in asks]
-    for name in ("decode-0", "prefill-0", "decode-1", "prefill-1"):
+    for name in ("decode-0", "prefill-0"):
         answering = [
             asyncio.create_task(ask.send(cluster.http, cluster.stub, salt=f"{name}-{ask.label}"))
             for ask in asks

@@ -176,6 +176,31 @@ async def test_a_decode_leg_that_does_not_start_ends_the_prefill_at_once(
     assert [len(prefill.released), prefill.num_cancelled] == [1, 1]
 
 
+async def test_a_step_of_five_seconds_that_was_predicted_is_no_death(cluster: FakeCluster) -> None:
+    await cluster.add_prefill()
+    decodes = [await cluster.add_decode(f"decode-{n}") for n in range(2)]
+    await cluster.start_router()
+
+    def slow_once(worker: FakeDecodeWorker) -> object:
+        async def step(offset: int) -> None:
+            if offset == 3:
+                worker.load.predicted_step_s = 5.0
+                for age_s in range(5):
+                    worker.load.heartbeat_age_s = float(age_s)
+                    await asyncio.sleep(1.0)
+                worker.load.heartbeat_age_s = worker.load.predicted_step_s = 0.0
+
+        return step
+
+    for worker in decodes:
+        worker.on_token = slow_once(worker)  # type: ignore[assignment]
+    generation = cluster.generate(max_tokens=6)
+    started_s = time.monotonic()
+    assert await collect(generation) == expected_tokens(PROMPT, 6)
+    assert time.monotonic() - started_s > 5
+    assert generation.report.num_migrations == 0
+
+
 async def test_a_gap_in_the_tokens_fails_the_attempt_not_the_request(cluster: FakeCluster) -> None:
     await cluster.add_prefill()
     bad = await cluster.add_decode("decode-0", gap_at=3)
