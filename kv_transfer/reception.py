@@ -125,13 +125,19 @@ class Reception:
             self._machine.fail(FailureReason.CANCELLED)
             ended.remove_done_callback(self._link_ended)
             in_flight = self._writes.close()
-            has_failed = self._machine.state is ReceiverState.FAILED
             # a commit that ended the request may come while its ranges are under way
-            if self._reservation is not None and (has_failed or in_flight):
+            is_kept = self._machine.state is ReceiverState.DONE and not in_flight
+            if self._reservation is not None and not is_kept:
                 self._give_back(in_flight)
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            try:
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+            except asyncio.CancelledError:
+                # at the very end: the caller hears of that, and not that all had arrived
+                if self._reservation is not None and is_kept:
+                    self._give_back(())
+                raise
 
     async def _next_actions(self) -> list[Action]:
         try:

@@ -464,3 +464,36 @@ async def test_a_commit_that_ends_the_request_leaves_what_travels_in_quarantine(
     assert pair.d_quarantine_ended == []
     posting.set()
     await eventually(lambda: pair.d_quarantine_ended == [5, 6])
+
+
+async def test_a_cancel_after_the_last_range_gives_back_what_had_arrived(pair: Pair) -> None:
+    class SlowToClose:
+        def __getattr__(self, name):
+            return getattr(pair.control, name)
+
+        async def watch(self, *args, **kwargs):
+            try:
+                async for message in pair.control.watch(*args, **kwargs):
+                    yield message
+            finally:
+                closing.set()
+                await asyncio.sleep(0.05)
+
+    closing, given_back = asyncio.Event(), []
+    pair.open(1, 8)
+    pair.sender.offer(1, 8, [0, 1])
+    pair.sender.commit(1, commit_of(8))
+
+    async def reserve():
+        return Reservation([5, 6])
+
+    order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=8)
+    receiving = asyncio.create_task(
+        pair.receiver.receive(order, SlowToClose(), reserve, given_back.append)
+    )
+    await closing.wait()
+    assert given_back == []
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    assert [list(each) for each in given_back] == [[]]
