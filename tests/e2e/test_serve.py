@@ -3,9 +3,13 @@
 One cluster for the module; the tests run in the order of the file, the last one stops it.
 """
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.hostile import knock, listening
 from tests.served_cluster import RELEVO, ServedCluster, is_taken
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -33,7 +38,9 @@ BODY = {
 @pytest.fixture(scope="module")
 def cluster(tiny_model: Path) -> Iterator[ServedCluster]:
     shm = set(os.listdir("/dev/shm"))
-    served = ServedCluster.start(tiny_model, "router.local_prefill=never")
+    served = ServedCluster.start(
+        tiny_model, "router.local_prefill=never", "prefill.drain_s=15", "decode.drain_s=15"
+    )
     try:
         served.wait_until_shown()
         yield served
@@ -158,6 +165,11 @@ def test_chat_command_keeps_a_conversation(cluster: ServedCluster) -> None:
     assert done.stdout.count("> ") == 3
 
 
+def family(cluster: ServedCluster) -> list[psutil.Process]:
+    launcher = psutil.Process(cluster.process.pid)
+    return [launcher, *launcher.children(recursive=True)]
+
+
 def test_our_sockets_are_on_loopback_only(cluster: ServedCluster) -> None:
     own_ports = {cluster.http_port, cluster.grpc_port}
     found = {
@@ -167,6 +179,52 @@ def test_our_sockets_are_on_loopback_only(cluster: ServedCluster) -> None:
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port in own_ports
     }
     assert found == dict.fromkeys(own_ports, "127.0.0.1")
+
+
+def test_ray_asks_for_its_token(cluster: ServedCluster) -> None:
+    (line,) = (line for _, line in cluster.lines if line.startswith("  Ray dashboard"))
+    url = line.removeprefix("  Ray dashboard").strip(" )").partition("  (token: ")[0]
+    assert url.startswith("http://127.0.0.1:")
+    for method, path in (
+        ("POST", "/api/jobs/"),
+        ("DELETE", "/api/jobs/x"),
+        ("PUT", "/api/serve/applications/"),
+        ("DELETE", "/api/serve/applications/"),
+    ):
+        for headers in ({}, {"Authorization": f"Bearer {'0' * 64}"}):
+            answer = httpx.request(
+                method, f"{url}{path}", json={"entrypoint": "true"}, headers=headers, timeout=30
+            )
+            assert answer.status_code in {401, 403}, (method, path, answer.text)
+    raylet = next(process for process in family(cluster) if process.name() == "raylet")
+    (address,) = (
+        each.partition("=")[2] for each in raylet.cmdline() if each.startswith("--gcs-address=")
+    )
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+    joined = subprocess.run(
+        [sys.executable, "-c", f"import ray; ray.init({address!r}); print('JOINED')"],
+        env={**environment, "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert joined.returncode != 0
+    assert "JOINED" not in joined.stdout
+    assert "token" in joined.stderr.lower()
+    assert text_of(ask(cluster))
+
+
+def test_strangers_at_every_port_get_nothing(cluster: ServedCluster, tmp_path: Path) -> None:
+    before, pids = text_of(ask(cluster)), {each.pid for each in family(cluster)}
+    asyncio.run(knock(listening(family(cluster)), tmp_path / "touched"))
+    assert text_of(ask(cluster)) == before
+    assert not (tmp_path / "touched").exists()
+    workers = {worker["pid"] for worker in cluster.status()["workers"]}
+    assert workers <= pids
+    # Ray starts and ends idle processes as it likes; nothing else may have died.
+    named = {"gcs_server", "raylet"}
+    assert named <= {each.name() for each in family(cluster)}
 
 
 def test_metrics_reach_prometheus_both_ways(cluster: ServedCluster) -> None:
@@ -234,9 +292,37 @@ def test_a_killed_worker_comes_back_and_the_request_waits(
     assert {name: cluster.worker(name)["pid"] for name in others} == others
 
 
-def test_sigterm_leaves_nothing(cluster: ServedCluster) -> None:
+def test_sigterm_lets_streams_end_and_leaves_nothing(cluster: ServedCluster) -> None:
     directory = cluster.run_directory()
-    assert cluster.stop() == 0, cluster.output()
+    ended: list[tuple[float, str]] = []
+
+    def stream() -> None:
+        body = BODY | {"max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream(
+            "POST", f"{cluster.url}/v1/chat/completions", json=body, timeout=60
+        ) as response:
+            lines = [line for line in response.iter_lines() if line]
+        ended.append((time.monotonic(), lines[-1]))
+
+    streams = [threading.Thread(target=stream) for _ in range(4)]
+    for each in streams:
+        each.start()
+    while sum(worker["running"] for worker in cluster.status()["workers"]) < 4:
+        time.sleep(0.02)
+    cluster.note_descendants()
+    cluster.process.send_signal(signal.SIGTERM)
+    while (ready := httpx.get(f"{cluster.url}/ready", timeout=10)).status_code == 200:
+        time.sleep(0.02)
+    not_ready_at = time.monotonic()
+    assert ready.status_code == 503
+    assert httpx.get(f"{cluster.url}/health", timeout=10).status_code == 200
+    refused = httpx.post(f"{cluster.url}/v1/chat/completions", json=BODY, timeout=10)
+    assert refused.status_code == 503
+    for each in streams:
+        each.join(60)
+    assert [line for _, line in ended] == ["data: [DONE]"] * 4
+    assert max(at for at, _ in ended) > not_ready_at
+    assert cluster.wait(90.0) == 0, cluster.output()
     assert cluster.errors == []
     assert cluster.survivors() == []
     assert not is_taken(cluster.http_port)
