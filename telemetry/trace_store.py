@@ -111,7 +111,12 @@ class TraceStore:
                 self._export(each)
         self._ended.append(owner)
         if len(self._ended) > self._max_requests:
-            for span_id in self._ended.popleft().span_ids:
+            self._forget(self._ended.popleft())
+
+    def _forget(self, oldest: RequestTrace) -> None:
+        for span_id in oldest.span_ids:
+            # Ids are random, not unique: a later request may have taken this one over.
+            if self._owners.get(span_id) is oldest:
                 del self._owners[span_id]
 
     def _is_worth_exporting(self, root: ReadableSpan) -> bool:

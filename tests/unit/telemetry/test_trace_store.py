@@ -1,5 +1,7 @@
 """Which spans belong to which request, what is forgotten, and what is worth exporting."""
 
+import random
+
 import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -162,6 +164,19 @@ def test_it_never_holds_more_than_its_limits() -> None:
     assert found is not None
     assert (len(found.spans), found.num_dropped > 0) == (MAX_SPANS_PER_REQUEST, True)
     assert len(site.store._owners) == (MIN_REQUESTS - 1) * 2 + MAX_SPANS_PER_REQUEST
+
+
+def test_requests_may_draw_the_same_ids() -> None:
+    site = Site(max_requests=1)
+    for _ in range(3 * MIN_REQUESTS):
+        random.seed(7)  # which the SDK draws its ids from
+        request = site.request()
+        site.part("part", request).end()
+        request.end()
+    assert names(site) == ["part", "request"]
+    for _ in range(2 * MIN_REQUESTS):
+        site.request("other").end()
+    assert names(site) == []
 
 
 def test_a_slow_reader_of_the_outbox_misses_the_oldest_only() -> None:
