@@ -20,6 +20,8 @@ def joined(events: list[Body]) -> list[Body]:
         whole = choices.setdefault(choice["index"], {**choice, "text": "", "logprobs": None})
         whole["text"] += choice["text"]
         whole["finish_reason"] = choice["finish_reason"]
+        if "stop_reason" in choice:  # told with the end
+            whole["stop_reason"] = choice["stop_reason"]
         for name, values in (choice["logprobs"] or {}).items():
             whole["logprobs"] = whole["logprobs"] or {}
             whole["logprobs"][name] = whole["logprobs"].get(name, []) + values

@@ -34,7 +34,13 @@ def worker(worker_id: str, **load: Any) -> WorkerState:
 
 def link(state: str, reason: str = "") -> state_pb2.LinkStatus:
     return state_pb2.LinkStatus(
-        peer_id="prefill-0", peer_incarnation=1, state=state, reason=reason, generation=2
+        peer_id="prefill-0",
+        peer_incarnation=1,
+        state=state,
+        reason=reason,
+        generation=2,
+        bandwidth_bytes_per_s=5,
+        moved_bytes=40,
     )
 
 
@@ -68,6 +74,8 @@ def test_a_whole_cluster_is_ready() -> None:
                 "generation": 2,
                 "backend": "",
                 "reason": "",
+                "bandwidth_bytes_per_s": 5.0,
+                "moved_bytes": 40,
             }
         ],
     }
