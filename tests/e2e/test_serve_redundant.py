@@ -1,4 +1,7 @@
-"""`relevo serve` with two workers per pool on two cores: a loss is no wait."""
+"""`relevo serve` with two workers per pool on two cores: a loss is no wait.
+
+`make soak` runs it; in short the scenarios of `tests/chaos` kill workers of such a cluster.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +10,10 @@ import httpx
 import psutil
 import pytest
 
+from tests.long_form import LONG_FORM
 from tests.served_cluster import ServedCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240), *LONG_FORM]
 
 BODY = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 8, "temperature": 0}
 

@@ -30,6 +30,7 @@ from telemetry.metrics import Metrics
 from telemetry.prometheus_sink import PrometheusSink
 from tests.cluster_processes import REPOSITORY, ClusterProcesses, WorkerProcess
 from tests.hostile import knock, listening
+from tests.long_form import long_form
 from tests.relay import open_ingress
 from tests.served_cluster import free_ports, is_taken
 from tests.tiny_model import make_tiny_model
@@ -164,6 +165,7 @@ def replace(site: Site, worker_id: str) -> float:
     return took_s
 
 
+@long_form
 async def test_every_worker_is_replaced_under_load_and_no_request_is_lost(site: Site) -> None:
     async with routed(site) as router:
         expected = await asyncio.gather(*(generate(router, number) for number in range(4)))

@@ -15,6 +15,7 @@ from router.logprobs import TokenLogprobs
 from router.request import RoutedRequest, TokenBatch
 from router.router import Router
 from tests.cluster_processes import ClusterProcesses
+from tests.long_form import LONG_FORM
 from tests.relay import relay, until_quiet
 from tests.tiny_model import make_tiny_model
 
@@ -125,7 +126,7 @@ async def test_choices_over_two_pairs_are_what_each_request_says_alone(router: R
     assert {report.decode_worker_id for report in reports} == {"decode-0", "decode-1"}
 
 
-@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize("num_choices", [pytest.param(1, marks=LONG_FORM), 3])
 async def test_logprobs_go_on_exactly_when_their_decode_worker_dies(
     processes: ClusterProcesses, router: Router, num_choices: int
 ) -> None:
