@@ -1,0 +1,9 @@
+"""Random examples are the same each time in the short form; `make soak` draws new ones."""
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("short", derandomize=True)
+settings.register_profile("long", print_blob=True)
+settings.load_profile("long" if "RELEVO_SOAK_MINUTES" in os.environ else "short")
