@@ -1,9 +1,12 @@
 """Random examples are the same each time in the short form; `make soak` draws new ones."""
 
+import importlib.util
 import os
 
-from hypothesis import settings
+# The tests of GPUs run where it is not installed.
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
 
-settings.register_profile("short", derandomize=True)
-settings.register_profile("long", print_blob=True)
-settings.load_profile("long" if "RELEVO_SOAK_MINUTES" in os.environ else "short")
+    settings.register_profile("short", derandomize=True)
+    settings.register_profile("long", print_blob=True)
+    settings.load_profile("long" if "RELEVO_SOAK_MINUTES" in os.environ else "short")
