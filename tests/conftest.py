@@ -1,7 +1,8 @@
 """Random examples are the same each time in the short form; `make soak` draws new ones."""
 
 import importlib.util
-import os
+
+from tests.long_form import IS_LONG
 
 # The tests of GPUs run where it is not installed.
 if importlib.util.find_spec("hypothesis"):
@@ -9,4 +10,4 @@ if importlib.util.find_spec("hypothesis"):
 
     settings.register_profile("short", derandomize=True)
     settings.register_profile("long", print_blob=True)
-    settings.load_profile("long" if "RELEVO_SOAK_MINUTES" in os.environ else "short")
+    settings.load_profile("long" if IS_LONG else "short")

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+IS_LONG = "RELEVO_SOAK_MINUTES" in os.environ
 LONG_FORM = (
     pytest.mark.soak,
-    pytest.mark.skipif("RELEVO_SOAK_MINUTES" not in os.environ, reason="a long form: make soak"),
+    pytest.mark.skipif(not IS_LONG, reason="a long form: make soak"),
 )
 
 

@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from api.openapi.document import openapi_document
 from api.tokenizer import Tokenizer
 from tests.integration.api.conftest import open_site
+from tests.long_form import IS_LONG
 
 CHECKS = [
     not_a_server_error,
@@ -32,7 +33,6 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-IS_LONG = "RELEVO_SOAK_MINUTES" in os.environ
 BUDGET_S = 60 * float(os.environ.get("RELEVO_SOAK_MINUTES", "0.5"))
 QUIET = settings(
     max_examples=12,

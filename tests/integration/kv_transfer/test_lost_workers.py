@@ -5,7 +5,6 @@ Its decode worker serves others all the while, and every block of its pool finds
 """
 
 import asyncio
-import os
 import signal
 import time
 from contextlib import suppress
@@ -15,9 +14,9 @@ import pytest
 from faults.plan import Fault, FaultPlan
 from kv_transfer.control import TransferFailedError
 from tests.integration.kv_transfer.conftest import CONFIG, NUM_BLOCKS, Decode
+from tests.long_form import LONG_FORM
 from tests.unit.kv_transfer.fakes import eventually
 
-SOAKS = "RELEVO_SOAK_MINUTES" in os.environ
 NUM_TOKENS = 60
 # of a transfer with the other worker, while the first one is gone
 LONGEST_PAUSE_S = CONFIG["transfer_timeout_s"]
@@ -37,7 +36,7 @@ def cases() -> list[object]:
             state,
             fate,
             id=f"{fate}-{state}",
-            marks=() if SOAKS or fate == "killed" else pytest.mark.skip("a soak"),
+            marks=() if fate == "killed" else LONG_FORM,
         )
         for state in STATES
         for fate in SIGNALS

@@ -18,11 +18,11 @@ from faults.plan import Fault, FaultPlan
 from kv_transfer.control import ControlClosedError, FetchOrder, FetchReply, TransferFailedError
 from tests.integration.kv_transfer.conftest import CONFIG, Decode, Prefill
 from tests.integration.kv_transfer.wire import TcpTransferControl
+from tests.long_form import IS_LONG
 
-SOAKS = "RELEVO_SOAK_MINUTES" in os.environ
 SEED = int(os.environ.get("RELEVO_SOAK_SEED", "1"))
-NUM_TRANSFERS = 10_000 if SOAKS else 100_000
-LONGEST_S = 3600.0 if SOAKS else 15.0
+NUM_TRANSFERS = 10_000 if IS_LONG else 100_000
+LONGEST_S = 3600.0 if IS_LONG else 15.0
 NUM_AT_ONCE = 4
 # of one transfer; then it has found its end on both sides
 GRACE_S = 2 * CONFIG["transfer_timeout_s"] + CONFIG["lease_s"]
@@ -38,7 +38,7 @@ def fault_plan(rng: random.Random, point: str) -> list[dict]:
             "after": rng.randrange(20 + 30 * number),
             "delay_s": rng.uniform(0.0, 0.1),
         }
-        for number in range(400 if SOAKS else 12)
+        for number in range(400 if IS_LONG else 12)
     ]
 
 
@@ -141,7 +141,7 @@ async def all_given_back(prefill: Prefill) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(0 if SOAKS else 120)
+@pytest.mark.timeout(0 if IS_LONG else 120)
 async def test_random_transfers_leave_the_pools_intact(
     decode: Decode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ async def test_random_transfers_leave_the_pools_intact(
     monkeypatch.setattr("faults.plan._PLAN", FaultPlan(faults, None))
     await decode.start(8, 12, faults=fault_plan(rng, "kv_send"))
     run = Run(decode, rng)
-    breaking = asyncio.create_task(run.break_things()) if SOAKS else None
+    breaking = asyncio.create_task(run.break_things()) if IS_LONG else None
     await asyncio.gather(*(run.one_after_another() for _ in range(NUM_AT_ONCE)))
     if breaking is not None:
         breaking.cancel()

@@ -12,10 +12,10 @@ import pytest
 
 from engine.engine import Engine
 from engine.request import FinishReason
+from tests.long_form import IS_LONG
 from tests.unit.engine.conftest import make_request
 from tests.unit.engine.random_requests import Choice, Outcome, choices_of, make_specs
 
-IS_LONG = "RELEVO_SOAK_MINUTES" in os.environ
 NUM_REQUESTS = 2000 if IS_LONG else 70
 SEED = int(os.environ.get("RELEVO_SOAK_SEED", "1"))
 MAX_WAITING = 6
