@@ -23,6 +23,10 @@ from tests.worker_pair import WorkerPair, worker_pair
 SOAK_MINUTES = float(os.environ.get("RELEVO_SOAK_MINUTES", "0"))
 SEED = int(os.environ.get("RELEVO_SOAK_SEED", "1"))
 STORM_S = 60.0 * SOAK_MINUTES or 3.0
+# A lost control message stalls the pair for a ticket's deadline: the time alone may serve nobody.
+MIN_SERVED = 5
+# as the router, which sends nobody to a pair without a link
+RELINK_S = 0.05
 NUM_AT_ONCE = 6
 MAX_TOKENS = 12
 # of one request: its own deadline, and what its end may take on both sides
@@ -66,7 +70,7 @@ def fault_plan(rng: random.Random) -> FaultPlan:
 
 
 class Storm:
-    """Requests over one pair until the time is over."""
+    """Requests over one pair until the time is over and some were served."""
 
     def __init__(self, pair: WorkerPair, rng: random.Random, model_path: Path) -> None:
         self.client, self.rng = pair.client, rng
@@ -78,7 +82,7 @@ class Storm:
         self.num_started = 0
 
     async def one_after_another(self) -> None:
-        while time.monotonic() < self.ends_at:
+        while time.monotonic() < self.ends_at or self.outcomes["served"] < MIN_SERVED:
             self.num_started += 1
             async with asyncio.timeout(DEADLINE_S + GRACE_S):
                 self.outcomes[await self.request(f"r{self.num_started}")] += 1
@@ -107,6 +111,8 @@ class Storm:
             for call in calls:
                 call.cancel()
             await self.release(transfer_id)
+            if "no link" in (error.details() or ""):
+                await asyncio.sleep(RELINK_S)
             return error.code().name
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -136,7 +142,6 @@ async def test_a_storm_leaves_nothing_behind(
         await asyncio.gather(*(storm.one_after_another() for _ in range(NUM_AT_ONCE)))
         monkeypatch.setattr("faults.plan._PLAN", FaultPlan([], None))
         print(f"{backend}: {dict(storm.outcomes)}")  # noqa: T201
-        assert storm.outcomes["served"], storm.outcomes
         assert set(storm.outcomes) <= {"served", "left", *(code.name for code in ENDS)}
         await pair.client.until_linked(timeout_s=20.0)
         await pair.client.until_quiet(timeout_s=GRACE_S)
