@@ -1,7 +1,8 @@
 """The Serve application: an ingress in front of two pools of workers.
 
 `build_app` is what `import_path: cluster.app:build_app` names; its `args` are the keys of
-`deploy/local.yaml`. The environment is not read here: Serve's file is the whole truth.
+`deploy/local.yaml`, or `config_file`, the path of a file of them on every node. The environment is
+not read here: what Serve is given is the whole truth.
 """
 
 import time
@@ -72,7 +73,7 @@ def _ingress(config: ClusterConfig) -> Deployment:
         # All listen on the same ports.
         max_replicas_per_node=1 if replicas > 1 else None,
         graceful_shutdown_timeout_s=rooms.ingress_config(config).drain_s + SHUTDOWN_SPARE_S,
-        ray_actor_options={"num_cpus": rooms.INGRESS_CPUS},
+        ray_actor_options={"num_cpus": rooms.INGRESS_CPUS, **_where(config.ingress.node_labels)},
     )
 
 
@@ -82,8 +83,16 @@ def _workers(name: str, replica: type, pool: PoolSection) -> Deployment:
         replica,
         num_replicas=pool.replicas,
         graceful_shutdown_timeout_s=pool.drain_s + SHUTDOWN_SPARE_S,
-        ray_actor_options={"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
+        ray_actor_options={
+            "num_cpus": pool.num_cpus,
+            "num_gpus": pool.num_gpus,
+            **_where(pool.node_labels),
+        },
     )
+
+
+def _where(node_labels: Mapping[str, str]) -> dict[str, Any]:
+    return {"label_selector": dict(node_labels)} if node_labels else {}
 
 
 def _deployment(name: str, replica: type, **options: Any) -> Deployment:

@@ -6,7 +6,7 @@ Precedence: command line `--set` > environment `RELEVO__SECTION__KEY` > file > d
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -24,6 +24,10 @@ from kv_transfer.config import KVTransferConfig
 from router.config import RouterConfig
 from rpc.config import RpcConfig
 from telemetry.config import TelemetryConfig
+
+# Names and values of Ray's node labels; its operators (`!`, `in()`) are not for us.
+_Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,253}[A-Za-z0-9])?$")]
+NodeLabels = dict[_Label, _Label]
 
 
 class _Section(BaseModel):
@@ -71,6 +75,7 @@ class PoolSection(_Section):
     num_gpus: float = Field(default=0.0, ge=0)  # per worker; 0 = runs on the CPU
     num_cpus: float = Field(default=0.4, ge=0)  # per worker, as Ray counts; 2 + 2 fit two cores
     drain_s: float = Field(default=30.0, ge=0)  # what running streams get when a worker stops
+    node_labels: NodeLabels = {}  # Ray's labels a node must carry to get one
     engine: EngineOverrides = EngineOverrides()
 
 
@@ -94,6 +99,7 @@ class IngressSection(_Section):
     http_port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int = Field(default=9000, ge=1, le=65535)
     replicas: int = Field(default=1, ge=1)  # more than 1 means one per node
+    node_labels: NodeLabels = {}  # Ray's labels a node must carry to get one
     tls: TlsConfig | None = None  # of both ports; null = plain text
     api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]] [quota=…]…; empty = no keys
     tenant_cache_salt: bool = False  # no tenant's prompts are found in another's cache
@@ -155,9 +161,16 @@ def load_config(
 
 
 def config_from_args(args: Mapping[str, Any]) -> ClusterConfig:
-    """Check a tree of keys that came whole, such as the `args` of a Serve config file."""
-    check_keys(args, ClusterConfig, source="args")
-    return _validate(args)
+    """Check a tree of keys that came whole, such as the `args` of a Serve config file.
+
+    `config_file` among them names a file of the same keys; what stands beside it wins.
+    """
+    over = dict(args)
+    file = over.pop("config_file", None)
+    tree = read_file(Path(file)) if file else {}
+    check_keys(tree, ClusterConfig, source=f"the file {file}")
+    check_keys(over, ClusterConfig, source="args")
+    return _validate(merge(tree, over))
 
 
 def non_defaults(config: ClusterConfig) -> str:

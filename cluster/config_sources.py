@@ -70,8 +70,9 @@ def check_keys(tree: Mapping[str, Any], schema: type, *, source: str) -> None:
     """Raise ConfigError for the first key that `schema` does not have, naming the nearest one."""
     known = {key for key, _ in dotted_keys(schema)}
     known |= {key[:end] for key in known for end, sign in enumerate(key) if sign == "."}
+    tables = tuple(f"{key}." for key, default in dotted_keys(schema) if isinstance(default, dict))
     for key in _tree_keys(tree):
-        if key in known:
+        if key in known or key.startswith(tables):
             continue
         peers = [name for name in known if name.count(".") == key.count(".")]
         close = [

@@ -1,7 +1,7 @@
 """Whether every replica finds a node: says what is missing before somebody waits for it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _EPSILON = 1e-6  # fractions of a CPU add up with rounding errors
 
@@ -14,6 +14,7 @@ class Demand:
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     is_alone: bool = False  # no other replica of the same deployment on its node
+    node_labels: Mapping[str, str] = field(default_factory=dict)  # all of them on its node
 
     @property
     def deployment(self) -> str:
@@ -27,6 +28,7 @@ class _Room:
 
     num_cpus: float
     num_gpus: float
+    labels: Mapping[str, str]
     deployments: set[str]
 
     def fits(self, demand: Demand) -> bool:
@@ -34,7 +36,11 @@ class _Room:
             demand.num_cpus <= self.num_cpus + _EPSILON
             and demand.num_gpus <= self.num_gpus + _EPSILON
             and not (demand.is_alone and demand.deployment in self.deployments)
+            and self.has_labels(demand)
         )
+
+    def has_labels(self, demand: Demand) -> bool:
+        return demand.node_labels.items() <= self.labels.items()
 
     def take(self, demand: Demand) -> None:
         self.num_cpus -= demand.num_cpus
@@ -42,13 +48,23 @@ class _Room:
         self.deployments.add(demand.deployment)
 
 
-def unplaceable(demands: Sequence[Demand], nodes: Sequence[Mapping[str, float]]) -> list[str]:
-    """One line per replica that finds no node; `nodes` are resource tables as Ray gives them.
+def unplaceable(
+    demands: Sequence[Demand],
+    nodes: Sequence[Mapping[str, float]],
+    *,
+    labels: Sequence[Mapping[str, str]] = (),
+) -> list[str]:
+    """One line per replica that finds no node.
+
+    `nodes` are resource tables as Ray gives them, `labels` the labels of each (empty: none).
 
     First fit, the largest first: on one node exact, on several what a scheduler would find too,
     up to rare cases of bad packing.
     """
-    rooms = [_Room(node.get("CPU", 0.0), node.get("GPU", 0.0), set()) for node in nodes]
+    rooms = [
+        _Room(node.get("CPU", 0.0), node.get("GPU", 0.0), of_node, set())
+        for node, of_node in zip(nodes, labels or [{}] * len(nodes), strict=True)
+    ]
     lines = []
     for demand in sorted(demands, key=lambda each: (-each.num_gpus, -each.num_cpus, each.name)):
         room = next((room for room in rooms if room.fits(demand)), None)
@@ -60,6 +76,10 @@ def unplaceable(demands: Sequence[Demand], nodes: Sequence[Mapping[str, float]])
 
 
 def _missing(demand: Demand, rooms: Sequence[_Room]) -> str:
+    rooms = [room for room in rooms if room.has_labels(demand)]
+    if demand.node_labels and not rooms:
+        labels = ", ".join(f"{key}={value}" for key, value in demand.node_labels.items())
+        return f"{demand.name} needs a node with the labels {labels}, and there is none"
     if demand.is_alone and any(demand.deployment in room.deployments for room in rooms):
         return f"{demand.name} needs a node of its own, and all {len(rooms)} have one already"
     for kind, wanted, key in (

@@ -99,12 +99,22 @@ def demands(config: ClusterConfig) -> list[Demand]:
     """What every replica needs of its node."""
     pools = (("prefill", config.prefill), ("decode", config.decode))
     workers = [
-        Demand(name=f"{name}-{rank}", num_cpus=pool.num_cpus, num_gpus=pool.num_gpus)
+        Demand(
+            name=f"{name}-{rank}",
+            num_cpus=pool.num_cpus,
+            num_gpus=pool.num_gpus,
+            node_labels=pool.node_labels,
+        )
         for name, pool in pools
         for rank in range(pool.replicas)
     ]
     ingresses = [
-        Demand(name=f"ingress-{rank}", num_cpus=INGRESS_CPUS, is_alone=True)
+        Demand(
+            name=f"ingress-{rank}",
+            num_cpus=INGRESS_CPUS,
+            is_alone=True,
+            node_labels=config.ingress.node_labels,
+        )
         for rank in range(config.ingress.replicas)
     ]
     return ingresses + workers

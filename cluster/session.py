@@ -63,7 +63,7 @@ class Session:
         total = ray.cluster_resources()  # type: ignore[no-untyped-call]
         cpus, gpus = total.get("CPU", 0), total.get("GPU", 0)
         where = "started" if self.config.is_local else f"joined {self.config.cluster.ray_address}"
-        self._say("ray", f"{where}: {len(_nodes())} node(s), {cpus:g} CPU, {gpus:g} GPU")
+        self._say("ray", f"{where}: {len(_alive_nodes())} node(s), {cpus:g} CPU, {gpus:g} GPU")
 
     def _start_local(self) -> str:
         self._say("ray", "starting")
@@ -107,7 +107,12 @@ class Session:
 
     def check_placement(self) -> None:
         """End a local start that can never be placed; on a cluster only say what is missing."""
-        missing = unplaceable(rooms.demands(self.config), _nodes())
+        nodes = _alive_nodes()
+        missing = unplaceable(
+            rooms.demands(self.config),
+            [node["Resources"] for node in nodes],
+            labels=[node["Labels"] for node in nodes],
+        )
         if missing and self.config.is_local:
             raise StartError(f"this machine cannot hold every replica: {'; '.join(missing)}")
         for line in missing:
@@ -219,9 +224,9 @@ def _replica_counts(deployment: DeploymentStatusOverview) -> dict[str, int]:
     }
 
 
-def _nodes() -> list[dict[str, float]]:
+def _alive_nodes() -> list[dict[str, Any]]:
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["Resources"] for node in nodes if node["Alive"]]
+    return [node for node in nodes if node["Alive"]]
 
 
 def _failure(overview: ApplicationStatusOverview) -> str:

@@ -15,7 +15,7 @@ ENGINE_KEYS = {
     "max_num_batched_tokens": 512,
     "num_threads": None,
 }
-POOL = {"replicas": 1, "num_gpus": 0.0, "num_cpus": 0.4, "drain_s": 30.0}
+POOL = {"replicas": 1, "num_gpus": 0.0, "num_cpus": 0.4, "drain_s": 30.0, "node_labels": {}}
 POOL_KEYS = POOL | {f"engine.{key}": None for key in ENGINE_KEYS}
 
 # Growing this table is a visible act.
@@ -53,6 +53,7 @@ FIELDS = {
         "http_port": 8000,
         "grpc_port": 9000,
         "replicas": 1,
+        "node_labels": {},
         "tls": None,
         "tls.certificate_file": None,
         "tls.private_key_file": None,
@@ -199,6 +200,28 @@ def test_what_config_show_prints_is_the_same_configuration(tmp_path: Path) -> No
 def test_args_of_a_serve_file_are_checked_like_a_file() -> None:
     with pytest.raises(ConfigError, match=r"unknown config key 'decode\.x' in args"):
         config_from_args({"decode": {"x": 1}})
+
+
+def test_args_may_name_a_file_and_win_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "relevo.yaml"
+    file.write_text("decode: {replicas: 3, num_cpus: 1}\n")
+    config = config_from_args({"config_file": str(file), "decode": {"replicas": 4}})
+    assert (config.decode.replicas, config.decode.num_cpus) == (4, 1)
+    file.write_text("decode: {replcas: 3}\n")
+    with pytest.raises(ConfigError, match=r"decode\.replcas.*relevo\.yaml.*decode\.replicas"):
+        config_from_args({"config_file": str(file)})
+    with pytest.raises(ConfigError, match="cannot read the config file"):
+        config_from_args({"config_file": str(tmp_path / "absent")})
+
+
+def test_labels_are_a_table_of_free_names(tmp_path: Path) -> None:
+    file = tmp_path / "relevo.yaml"
+    file.write_text("prefill: {node_labels: {role: prefill, zone: a}}\n")
+    config = load("prefill.node_labels.zone=b", file=file)
+    assert config.prefill.node_labels == {"role": "prefill", "zone": "b"}
+    for value in ("!prefill", "in(a,b)", "", "a" * 300):
+        with pytest.raises(ConfigError, match=r"decode\.node_labels\.role"):
+            load(f"decode.node_labels.role={value}")
 
 
 def test_what_a_person_set_is_told_as_they_would_write_it() -> None:

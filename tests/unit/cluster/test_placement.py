@@ -37,6 +37,19 @@ def test_ingresses_take_a_node_each() -> None:
     ]
 
 
+def test_a_replica_needs_a_node_with_all_its_labels() -> None:
+    demand = Demand(name="prefill-0", num_gpus=1, node_labels={"role": "prefill", "zone": "a"})
+    labels = [{"role": "prefill", "zone": "b"}, {"role": "decode", "zone": "a"}]
+    assert unplaceable([demand], [NODE, NODE], labels=labels) == [
+        "prefill-0 needs a node with the labels role=prefill, zone=a, and there is none"
+    ]
+    labels[0]["zone"] = "a"
+    assert unplaceable([demand], [NODE, NODE], labels=labels) == []
+    assert unplaceable([demand] * 2, [NODE, NODE], labels=labels) == [
+        "prefill-0 needs 1 GPU, but no node has more than 0 left"
+    ]
+
+
 def test_cpu_and_gpu_must_be_on_the_same_node() -> None:
     nodes = [{"CPU": 8.0}, {"CPU": 0.5, "GPU": 1.0}]
     lines = unplaceable([Demand(name="decode-0", num_cpus=1.0, num_gpus=1.0)], nodes)
