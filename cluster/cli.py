@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.cli_bench import bench
 from cluster.cli_sim import sim
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ config_app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.command()(sim)
+app.command()(bench)
 
 ConfigFile = Annotated[
     Path | None,

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from sim.cluster import Run
+from sim.figures import pyplot, save
 from sim.flight import Flight
 from sim.report import Objectives, Report
 
 
 def draw_latencies(runs: Sequence[Run], objectives: Objectives, path: Path) -> None:
     """Which share of the requests stayed below each TTFT and TPOT, a line for each policy."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(12, 5), sharey=True)
     for run in runs:
         _draw_share(axes[0], run, lambda flight: flight.first_token_s or 0.0)
@@ -24,7 +25,7 @@ def draw_latencies(runs: Sequence[Run], objectives: Objectives, path: Path) -> N
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("share of requests below")
     axes[0].legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_share(axis: Any, run: Run, value: Callable[[Flight], float]) -> None:
@@ -35,7 +36,7 @@ def _draw_share(axis: Any, run: Run, value: Callable[[Flight], float]) -> None:
 
 def draw_comparison(reports: Sequence[Report], path: Path) -> None:
     """Goodput, hit rate and balance side by side."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 4, figsize=(15, 4))
     names = [report.policy for report in reports]
     bars = {
@@ -49,12 +50,12 @@ def draw_comparison(reports: Sequence[Report], path: Path) -> None:
         axis.set_title(title, fontsize=10)
         axis.tick_params(axis="x", rotation=60)
         axis.bar_label(axis.containers[0], fmt="%.2f", fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_splits(reports: Sequence[tuple[int, int, Report]], path: Path) -> None:
     """Goodput by split of the workers."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(8, 4.5))
     axis.bar(
         [f"{num_prefill}P {num_decode}D" for num_prefill, num_decode, _ in reports],
@@ -62,21 +63,4 @@ def draw_splits(reports: Sequence[tuple[int, int, Report]], path: Path) -> None:
     )
     axis.set_ylabel("good requests per second")
     axis.tick_params(axis="x", rotation=60)
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    _pyplot().close(figure)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - only pictures need it
-    except ImportError as error:
-        raise ValueError("pictures need matplotlib: pip install matplotlib") from error
-    mpl.use("agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - after the choice of its backend
-
-    return plt
+    save(figure, path)

@@ -54,6 +54,33 @@ class Trace:
         """Its beginning."""
         return replace(self, requests=self.requests[:num_requests])
 
+    def scaled(self, factor: float) -> "Trace":
+        """The same requests with all lengths times `factor`; what was shared still is."""
+        requests = [
+            replace(
+                each,
+                num_prompt_tokens=max(round(each.num_prompt_tokens * factor), 1),
+                num_output_tokens=max(round(each.num_output_tokens * factor), 1),
+            )
+            for each in self.requests
+        ]
+        # Rounded down, or the last block would not be filled.
+        block_tokens = max(int(self.block_tokens * factor), 1)
+        return replace(self, requests=requests, block_tokens=block_tokens)
+
+    def within(self, max_tokens: int) -> "Trace":
+        """The same requests, prompt and output together cut to `max_tokens`, the prompt first."""
+        requests = []
+        for each in self.requests:
+            num_output_tokens = min(each.num_output_tokens, max_tokens - 1)
+            num_prompt_tokens = min(each.num_prompt_tokens, max_tokens - num_output_tokens)
+            requests.append(
+                replace(
+                    each, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens
+                )
+            )
+        return replace(self, requests=requests)
+
 
 def read_trace(path: Path) -> Trace:
     """Read a file of either kind; ValueError says what is wrong with it, and where."""

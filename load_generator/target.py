@@ -1,0 +1,90 @@
+"""The server under load: whether it serves the contract's model, and a worker of it to lose."""
+
+import os
+import signal
+from typing import Any
+
+import aiohttp
+import psutil
+
+from load_generator.contract import Contract
+
+ANSWER_WITHIN_S = 10.0
+SAME_START_S = 2.0  # a clock that is set right moves what the system says of a start
+
+
+class TargetError(RuntimeError):
+    """The server cannot be tested; the message is one line for the person who asked."""
+
+
+class Target:
+    """Asks a server about itself."""
+
+    def __init__(self, url: str, *, api_key: str = "") -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.api_key = api_key
+
+    async def check(self, contract: Contract) -> None:
+        """TargetError unless it serves the contract's model in the contract's revision."""
+        models = await self._get("/v1/models")
+        ids = [str(each.get("id")) for each in (models or {}).get("data", ())]
+        if contract.model not in ids:
+            served = ", ".join(ids) or "nothing"
+            raise TargetError(f"{self.url} serves {served}, the contract wants {contract.model}")
+        if contract.revision:
+            told = (await self._get("/version") or {}).get("revision")
+            if told != contract.revision:
+                raise TargetError(
+                    f"{self.url} serves revision {told!r} of {contract.model}, the contract wants "
+                    f"{contract.revision!r}"
+                )
+
+    async def first_model(self) -> str:
+        """The id of the first model it serves."""
+        models = await self._get("/v1/models")
+        if not models or not models.get("data"):
+            raise TargetError(f"{self.url}/v1/models names no model")
+        return str(models["data"][0]["id"])
+
+    async def lose_worker(self, pool: str, *, is_allowed: bool) -> str:
+        """Kill the busiest worker of a pool if it is ours to kill; what was done, or why not."""
+        if not is_allowed:
+            return f"no {pool} worker was killed: --may-kill was not given"
+        status = await self._get("/v1/status") or {}
+        workers = [each for each in status.get("workers", ()) if each.get("pool") == pool]
+        if not workers:
+            return f"no {pool} worker was killed: {self.url} tells of none"
+        busiest = max(workers, key=lambda each: each.get("running", 0))
+        if not _is_local(busiest):
+            return f"no {pool} worker was killed: {busiest.get('id')} runs on another machine"
+        os.kill(int(busiest["pid"]), signal.SIGKILL)
+        return f"{busiest['id']} (pid {busiest['pid']}) was killed"
+
+    async def _get(self, path: str) -> Any:
+        """A document, or None where the server has no such route."""
+        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        timeout = aiohttp.ClientTimeout(total=ANSWER_WITHIN_S)
+        try:
+            async with (
+                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+                session.get(self.url + path) as response,
+            ):
+                if response.status == 404:
+                    return None
+                if response.status != 200:
+                    raise TargetError(f"{self.url}{path} answers {response.status}")
+                return await response.json(content_type=None)
+        except (aiohttp.ClientError, ValueError, OSError) as error:
+            raise TargetError(f"{self.url}{path} does not answer: {error!r}") from error
+
+
+def _is_local(worker: dict[str, Any]) -> bool:
+    """Whether its pid is a process of ours here that began when the worker says it did."""
+    try:
+        process = psutil.Process(int(worker["pid"]))
+        started_s = process.create_time()
+        is_ours = process.uids().real == os.getuid()
+        told_s = float(worker["incarnation"]) / 1e6
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+    return is_ours and abs(started_s - told_s) < SAME_START_S

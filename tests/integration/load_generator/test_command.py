@@ -1,0 +1,138 @@
+"""`relevo bench` against a server on a real socket."""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from load_generator.target import Target
+from tests.fake_openai_server import MODEL, FakeOpenAIServer, serving
+
+PHASES = [
+    {"profile": "short-short", "requests": 12, "rate_per_s": 200, "output_tokens": 3},
+    {"profile": "tenants", "requests": 12, "rate_per_s": 200, "output_tokens": 3},
+    {"profile": "disturbed", "requests": 12, "rate_per_s": 200, "output_tokens": 6},
+]
+
+
+@contextmanager
+def in_a_thread(server: FakeOpenAIServer) -> Iterator[FakeOpenAIServer]:
+    """Serve beside a command that has an event loop of its own."""
+    loop, is_up = asyncio.new_event_loop(), threading.Event()
+    is_over = asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(server):
+            is_up.set()
+            await is_over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert is_up.wait(10)
+        yield server
+    finally:
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join(10)
+        loop.close()
+
+
+def bench(tmp_path: Path, contract: dict[str, Any], *arguments: str) -> tuple[int, str]:
+    path = tmp_path / "contract.yaml"
+    path.write_text(yaml.safe_dump(contract))
+    result = CliRunner().invoke(app, ["bench", str(path), *arguments])
+    return result.exit_code, result.output
+
+
+def test_a_contract_that_is_met(tmp_path: Path) -> None:
+    numbers, plots = tmp_path / "numbers.json", tmp_path / "plots"
+    slo = {"ttft_ms": {"p99": 5000}, "tpot_ms": {"p95": 5000}, "error_rate": 0.0}
+    contract = {"model": MODEL, "revision": "main", "slo": slo, "phases": PHASES}
+    with in_a_thread(FakeOpenAIServer(step_s=0.001)) as server:
+        status, text = bench(
+            *(tmp_path, contract, "--url", server.url, "--json", str(numbers)),
+            *("--plots", str(plots)),
+        )
+    assert status == 0, text
+    assert "contract met" in text
+    [trial] = json.loads(numbers.read_text())["trials"].values()
+    assert [phase["phase"] for phase in trial] == ["short-short", "tenants", "disturbed"]
+    assert all(phase["met"] and phase["failed"] == 0 for phase in trial)
+    assert trial[0]["completed"] == trial[0]["latencies"]["ttft_ms"]["count"] == 12
+    assert trial[0]["server_parts_ms"]["queue_time"]["p50"] == 1.0
+    assert trial[0]["wrong_token_counts"] == 0
+    assert set(trial[1]["groups"]) <= {"interactive", "standard", "bulk"}
+    assert trial[2]["cancelled"] >= 1
+    assert trial[2]["events"] == ["no decode worker was killed: --may-kill was not given"]
+    for name in ("latencies.png", "course.png"):
+        assert (plots / name).read_bytes()[:4] == b"\x89PNG"
+    assert len(server.bodies) >= 2 + 3 * 12  # with the two that warm it up
+
+
+def test_a_contract_that_is_not_met(tmp_path: Path) -> None:
+    contract = {"model": MODEL, "slo": {"ttft_ms": {"p50": 5}}, "phases": PHASES[:1]}
+    with in_a_thread(FakeOpenAIServer(first_token_s=0.05)) as server:
+        status, text = bench(tmp_path, contract, "--url", server.url)
+    assert status == 1
+    assert "NOT MET" in text
+    assert "contract NOT met" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "other"}, "serves fake, the contract wants other"),
+        ({"revision": "v2"}, "serves revision 'main' of fake, the contract wants 'v2'"),
+        ({"phases": []}, "contract: phases"),
+    ],
+)
+def test_what_cannot_be_tried_is_one_line(
+    tmp_path: Path, change: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with in_a_thread(FakeOpenAIServer()) as server:
+        contract = {"model": MODEL, "phases": PHASES[:1], **change}
+        status, text = bench(tmp_path, contract, "--url", server.url)
+    assert status == 2
+    assert message in text + capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_no_server_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    contract = {"model": MODEL, "phases": PHASES[:1]}
+    status, text = bench(tmp_path, contract, "--url", "http://127.0.0.1:9")
+    assert status == 2
+    assert "does not answer" in text + capsys.readouterr().err
+
+
+async def lose(worker: dict[str, Any], *, is_allowed: bool = True) -> str:
+    server = FakeOpenAIServer(
+        workers=[{"id": "decode-0", "pool": "decode", "running": 1, **worker}]
+    )
+    async with serving(server):
+        return await Target(server.url).lose_worker("decode", is_allowed=is_allowed)
+
+
+async def test_a_worker_of_this_machine_is_killed() -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    started = psutil.Process(process.pid).create_time()
+    worker = {"pid": process.pid, "incarnation": round(started * 1e6)}
+    assert "--may-kill was not given" in await lose(worker, is_allowed=False)
+    assert process.returncode is None
+    assert await lose(worker) == f"decode-0 (pid {process.pid}) was killed"
+    assert await process.wait() == -9
+
+
+async def test_a_process_that_only_has_the_number_is_left_alone() -> None:
+    worker = {"pid": os.getpid(), "incarnation": 1}
+    assert await lose(worker) == ("no decode worker was killed: decode-0 runs on another machine")
+    assert "tells of none" in await lose({"pool": "prefill"})
