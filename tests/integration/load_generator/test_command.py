@@ -55,14 +55,11 @@ def bench(tmp_path: Path, contract: dict[str, Any], *arguments: str) -> tuple[in
 
 
 def test_a_contract_that_is_met(tmp_path: Path) -> None:
-    numbers, plots = tmp_path / "numbers.json", tmp_path / "plots"
+    numbers = tmp_path / "numbers.json"
     slo = {"ttft_ms": {"p99": 5000}, "tpot_ms": {"p95": 5000}, "error_rate": 0.0}
     contract = {"model": MODEL, "revision": "main", "slo": slo, "phases": PHASES}
     with in_a_thread(FakeOpenAIServer(step_s=0.001)) as server:
-        status, text = bench(
-            *(tmp_path, contract, "--url", server.url, "--json", str(numbers)),
-            *("--plots", str(plots)),
-        )
+        status, text = bench(tmp_path, contract, "--url", server.url, "--json", str(numbers))
     assert status == 0, text
     assert "contract met" in text
     [trial] = json.loads(numbers.read_text())["trials"].values()
@@ -74,18 +71,19 @@ def test_a_contract_that_is_met(tmp_path: Path) -> None:
     assert set(trial[1]["groups"]) <= {"interactive", "standard", "bulk"}
     assert trial[2]["cancelled"] >= 1
     assert trial[2]["events"] == ["no decode worker was killed: --may-kill was not given"]
-    for name in ("latencies.png", "course.png"):
-        assert (plots / name).read_bytes()[:4] == b"\x89PNG"
     assert len(server.bodies) >= 2 + 3 * 12  # with the two that warm it up
 
 
 def test_a_contract_that_is_not_met(tmp_path: Path) -> None:
     contract = {"model": MODEL, "slo": {"ttft_ms": {"p50": 5}}, "phases": PHASES[:1]}
     with in_a_thread(FakeOpenAIServer(first_token_s=0.05)) as server:
-        status, text = bench(tmp_path, contract, "--url", server.url)
+        options = ("--url", server.url, "--plots", str(tmp_path / "plots"))
+        status, text = bench(tmp_path, contract, *options)
     assert status == 1
     assert "NOT MET" in text
     assert "contract NOT met" in text
+    for name in ("latencies.png", "course.png"):
+        assert (tmp_path / "plots" / name).read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
