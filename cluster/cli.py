@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.cli_batch import batch
 from cluster.cli_bench import bench
 from cluster.cli_sim import sim
 
@@ -23,6 +24,7 @@ config_app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.command()(sim)
 app.command()(bench)
+app.command()(batch)
 
 ConfigFile = Annotated[
     Path | None,

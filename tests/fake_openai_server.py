@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,3 +121,25 @@ async def serving(server: FakeOpenAIServer) -> AsyncIterator[FakeOpenAIServer]:
         yield server
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def in_a_thread(server: FakeOpenAIServer) -> Iterator[FakeOpenAIServer]:
+    """Serve beside a command that has an event loop of its own."""
+    loop, is_up = asyncio.new_event_loop(), threading.Event()
+    is_over = asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(server):
+            is_up.set()
+            await is_over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert is_up.wait(10)
+        yield server
+    finally:
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join(10)
+        loop.close()

@@ -3,9 +3,6 @@
 import asyncio
 import json
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +13,13 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from load_generator.target import Target
-from tests.fake_openai_server import MODEL, FakeOpenAIServer, serving
+from tests.fake_openai_server import MODEL, FakeOpenAIServer, in_a_thread, serving
 
 PHASES = [
     {"profile": "short-short", "requests": 12, "rate_per_s": 200, "output_tokens": 3},
     {"profile": "tenants", "requests": 12, "rate_per_s": 200, "output_tokens": 3},
     {"profile": "disturbed", "requests": 12, "rate_per_s": 200, "output_tokens": 6},
 ]
-
-
-@contextmanager
-def in_a_thread(server: FakeOpenAIServer) -> Iterator[FakeOpenAIServer]:
-    """Serve beside a command that has an event loop of its own."""
-    loop, is_up = asyncio.new_event_loop(), threading.Event()
-    is_over = asyncio.Event()
-
-    async def serve() -> None:
-        async with serving(server):
-            is_up.set()
-            await is_over.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert is_up.wait(10)
-        yield server
-    finally:
-        loop.call_soon_threadsafe(is_over.set)
-        thread.join(10)
-        loop.close()
 
 
 def bench(tmp_path: Path, contract: dict[str, Any], *arguments: str) -> tuple[int, str]:

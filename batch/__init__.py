@@ -1,0 +1,1 @@
+"""OpenAI Batch files against a server that also has people waiting: patient, resumable."""
