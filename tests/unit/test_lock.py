@@ -47,7 +47,9 @@ def test_whatever_we_need_is_pinned() -> None:
     text = (REPOSITORY / "pyproject.toml").read_text()
     dependencies = re.search(r"\ndependencies = \[(.*?)\n\]", text, re.DOTALL)
     dev = re.search(r"\ndev = \[(.*?)\n\]", text, re.DOTALL)
+    docs = re.search(r"\ndocs = \[(.*?)\]", text, re.DOTALL)
     assert dependencies
     assert dev
-    names = re.findall(r'"([A-Za-z0-9_-]+)', dependencies[1] + dev[1])
+    assert docs
+    names = re.findall(r'"([A-Za-z0-9_-]+)', dependencies[1] + dev[1] + docs[1])
     assert {canonicalize_name(name) for name in names} - set(pins("constraints.txt")) == set()

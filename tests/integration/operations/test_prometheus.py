@@ -14,8 +14,8 @@ import yaml
 
 from api.ingress import Ingress
 from telemetry import grafana
-from tests.browser import require_program
 from tests.integration.api.test_whole_path import BODY, quiescent
+from tests.programs import require_program
 from tests.served_cluster import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -33,6 +33,20 @@ def test_a_file_that_others_can_read_is_refused(tmp_path, mode):
         read_token(path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize(("mode", "is_safe"), [(0o440, True), (0o460, False), (0o444, False)])
+def test_a_secret_that_a_group_lends_us_may_be_read_by_that_group_alone(tmp_path, mode, is_safe):
+    path = tmp_path / "token"
+    token = create_token(path)
+    path.chmod(mode)
+    os.chown(path, 12345, 12345)
+    if is_safe:
+        assert read_token(path) == token
+    else:
+        with pytest.raises(ValueError, match="0600"):
+            read_token(path)
+
+
 @pytest.mark.parametrize("text", ["", "\n", "short\n", "ü" * 40, "line one is long\nline two"])
 def test_a_file_without_a_token_is_refused(tmp_path, text):
     path = tmp_path / "token"
