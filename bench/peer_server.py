@@ -9,22 +9,17 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import httpx
-import psutil
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from cluster.http_client import open_client
+from cluster.http_client import get_json, open_client
+from cluster.server_process import ServerProcess, free_ports, process_tree, send_signal
 
 READY_WITHIN_S = 300.0
-END_WITHIN_S = 60.0
 PORTS = ("port", "port2", "port3")
 
 
@@ -66,33 +61,22 @@ class PeerServer:
     """One running server."""
 
     def __init__(
-        self,
-        name: str,
-        spec: ServerSpec,
-        *,
-        url: str = "",
-        pid: int | None = None,
-        has_ended: Callable[[], bool] = lambda: False,
+        self, name: str, spec: ServerSpec, *, url: str = "", process: ServerProcess | None = None
     ) -> None:
         self.name = name
         self.spec = spec
         self.url = (url or spec.url).rstrip("/").removesuffix("/v1")
-        self._pid = pid or spec.pid
-        self._has_ended = has_ended
+        self._process = process
+        self._pid = spec.pid if process is None else process.pid
 
     def wait_until_ready(self) -> str:
-        """Return the id of its model once it is served; TimeoutError after five minutes."""
-        end_s = time.monotonic() + READY_WITHIN_S
+        """Return the id of its model once it is served; RuntimeError if that never happens."""
+        if self._process is not None:
+            self._process.wait_until_ready(self.url, self.spec.ready, within_s=READY_WITHIN_S)
+        if self.spec.model:
+            return self.spec.model
         with open_client(self.url, api_key="") as client:
-            while time.monotonic() < end_s:
-                if self._has_ended():
-                    raise RuntimeError(f"{self.name} ended before it was ready")
-                with contextlib.suppress(httpx.HTTPError):
-                    if client.get(self.spec.ready, timeout=5).is_success:
-                        models = client.get("/v1/models", timeout=5).json()
-                        return self.spec.model or str(models["data"][0]["id"])
-                time.sleep(0.5)
-        raise TimeoutError(f"{self.name} at {self.url} is not ready after {READY_WITHIN_S:g} s")
+            return str(get_json(client, "/v1/models")["data"][0]["id"])
 
     def freeze(self) -> None:
         """Stop all its processes, if they are to be."""
@@ -103,11 +87,8 @@ class PeerServer:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        if not self.spec.freeze or self._pid is None:
-            return
-        for process in _tree(self._pid):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+        if self.spec.freeze and self._pid is not None:
+            send_signal(process_tree(self._pid), number)
 
 
 @contextlib.contextmanager
@@ -116,60 +97,9 @@ def running(name: str, spec: ServerSpec, log_folder: Path) -> Iterator[PeerServe
     if spec.url:
         yield PeerServer(name, spec)
         return
-    ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     command = shlex.split(spec.command.format(env=os.environ, **ports))
-    with (log_folder / f"{name}.log").open("wb") as log:
-        process = _start(command, spec.environment, log)
-        server = PeerServer(
-            name,
-            spec,
-            url=f"http://127.0.0.1:{ports['port']}",
-            pid=process.pid,
-            has_ended=lambda: process.poll() is not None,
-        )
-        try:
-            yield server
-        finally:
-            server.thaw()
-            _end(process)
-
-
-def _start(
-    command: list[str], environment: Mapping[str, str], log: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **environment},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C would; what is left after a minute is killed."""
-    left = _tree(process.pid)
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_WITHIN_S)
-    for each in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-    process.wait()
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    log = log_folder / f"{name}.log"
+    with ServerProcess(command, log=log, environment=spec.environment) as process:
+        url = f"http://127.0.0.1:{ports['port']}"
+        yield PeerServer(name, spec, url=url, process=process)

@@ -6,12 +6,18 @@ from typing import Annotated
 
 import typer
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 
-def bench(
+
+def bench(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
     contract: Annotated[Path, typer.Argument(help="YAML file; see deploy/contracts/demo.yaml.")],
     url: Annotated[
-        str, typer.Option(envvar="RELEVO_URL", help="Any OpenAI-compatible server.")
-    ] = "http://127.0.0.1:8000",
+        list[str] | None,
+        typer.Option(
+            envvar="RELEVO_URL",
+            help="Any OpenAI-compatible server; with --compare two, the aggregated one first.",
+        ),
+    ] = None,
     api_key: Annotated[
         str, typer.Option(envvar="RELEVO_API_KEY", help="API key, when the server asks for one.")
     ] = "",
@@ -19,6 +25,18 @@ def bench(
         bool,
         typer.Option("--may-kill", help="Kill a worker on this machine where the contract says."),
     ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Aggregated beside disaggregated: does separation pay?"),
+    ] = False,
+    split: Annotated[
+        str, typer.Option(help="--compare: prefill and decode workers of the clusters it starts.")
+    ] = "1:1",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="--compare: set in both clusters."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="--compare: how often each has its turn.")] = 2,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers there.")
     ] = None,
@@ -30,13 +48,19 @@ def bench(
 
     relevo bench deploy/contracts/demo.yaml --json numbers.json --plots pictures
     """
-    module = importlib.import_module("load_generator.command")
-    settings = module.BenchSettings(
-        contract=contract,
-        url=url,
-        api_key=api_key,
-        may_kill=may_kill,
-        json_file=json_file,
-        plots=plots,
-    )
+    common = {
+        "contract": contract,
+        "api_key": api_key,
+        "may_kill": may_kill,
+        "json_file": json_file,
+        "plots": plots,
+    }
+    if compare:
+        module = importlib.import_module("cluster.compare_command")
+        settings = module.CompareSettings(
+            urls=url or [], split=split, assignments=assignments or [], rounds=rounds, **common
+        )
+    else:
+        module = importlib.import_module("load_generator.command")
+        settings = module.BenchSettings(url=(url or [DEFAULT_URL])[0], **common)
     raise typer.Exit(module.run(settings))

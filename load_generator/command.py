@@ -13,7 +13,7 @@ from load_generator.contract import Contract, read_contract
 from load_generator.plots import draw_course, draw_latencies
 from load_generator.tables import print_results
 from load_generator.target import Target, TargetError
-from load_generator.trial import PhaseResult, Trial
+from load_generator.trial import PhaseResult, Trial, judge
 
 MET, NOT_MET, REFUSED = 0, 1, 2
 WIDE = 160  # characters
@@ -33,16 +33,16 @@ class BenchSettings:
 
 def run(settings: BenchSettings) -> int:
     """Run the contract and print; the exit status."""
-    # Into a file or a pipe the table goes in full.
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    console = open_console()
     try:
         contract = read_contract(settings.contract)
         target = Target(settings.url, api_key=settings.api_key)
         trial = Trial(contract, target, may_kill=settings.may_kill)
-        results = uvloop.run(trial.run(_saying(console)))
+        runs = uvloop.run(trial.run(saying(console)))
     except (ValueError, TargetError) as error:
         print(f"relevo bench: {error}", file=sys.stderr)  # noqa: T201 - the command's own output
         return REFUSED
+    results = judge(contract, runs)
     trials = {settings.url: results}
     print_results(console, trials)
     keep(trials, contract, settings.json_file, settings.plots)
@@ -51,17 +51,25 @@ def run(settings: BenchSettings) -> int:
     return MET if is_met else NOT_MET
 
 
+def open_console() -> Console:
+    """The terminal; into a file or a pipe a table goes in full."""
+    return Console() if sys.stdout.isatty() else Console(width=WIDE)
+
+
 def keep(
     trials: Mapping[str, Sequence[PhaseResult]],
     contract: Contract,
     json_file: Path | None,
     plots: Path | None,
+    *,
+    extra: Mapping[str, object] | None = None,
 ) -> None:
     """Write the numbers and draw the pictures that were asked for."""
     if json_file is not None:
         body = {
             "contract": contract.model_dump(mode="json"),
             "trials": {name: [each.to_dict() for each in trials[name]] for name in trials},
+            **(extra or {}),
         }
         json_file.write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n")
     if plots is not None:
@@ -70,5 +78,6 @@ def keep(
         draw_course(trials, plots / "course.png")
 
 
-def _saying(console: Console) -> Callable[[str], None]:
+def saying(console: Console) -> Callable[[str], None]:
+    """Print lines as they are."""
     return lambda text: console.print(text, markup=False, highlight=False)

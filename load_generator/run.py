@@ -33,6 +33,16 @@ class Run:
         """From the first arrival to the last end."""
         return self.ended_s - self.started_s
 
+    def joined(self, later: "Run") -> "Run":
+        """Both, as if no time lay between them."""
+        return Run(
+            outcomes=[*self.outcomes, *later.outcomes],
+            started_s=self.started_s,
+            ended_s=self.ended_s + later.duration_s,
+            client_cpu_s=self.client_cpu_s + later.client_cpu_s,
+            events=[*self.events, *later.events],
+        )
+
 
 class Sender:
     """Sends one plan.

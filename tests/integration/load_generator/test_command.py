@@ -87,6 +87,33 @@ def test_no_server_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "does not answer" in text + capsys.readouterr().err
 
 
+def test_two_servers_are_compared_in_turn(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    contract = {"model": MODEL, "slo": {"error_rate": 0.1}, "phases": PHASES[:1]}
+    refusing, able = FakeOpenAIServer(verdict=lambda _: 500), FakeOpenAIServer()
+    with in_a_thread(refusing), in_a_thread(able):
+        urls = ("--url", refusing.url, "--url", able.url)
+        status, text = bench(
+            tmp_path, contract, "--compare", *urls, "--json", str(numbers), "--rounds", "2"
+        )
+    assert status == 0, text
+    assert "separation pays for this contract: only disaggregated meets the contract" in text
+    comparison = json.loads(numbers.read_text())["comparison"]
+    assert comparison["verdict"] == "separation pays"
+    rows = {row["what"]: row for row in comparison["rows"]}
+    assert (rows["good share"]["aggregated"], rows["good share"]["disaggregated"]) == (0, 1)
+    assert len(refusing.bodies) == len(able.bodies) == 2 * (2 + 12)
+
+
+def test_a_comparison_needs_both_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract = {"model": MODEL, "phases": PHASES[:1]}
+    status, text = bench(tmp_path, contract, "--compare", "--url", "http://127.0.0.1:9")
+    assert status == 2
+    assert "takes the url of an aggregated and of a disaggregated" in text + capsys.readouterr().err
+
+
 async def lose(worker: dict[str, Any], *, is_allowed: bool = True) -> str:
     server = FakeOpenAIServer(
         workers=[{"id": "decode-0", "pool": "decode", "running": 1, **worker}]

@@ -105,7 +105,7 @@ def test_a_server_that_ends_is_not_waited_for(tmp_path: Path) -> None:
     spec = ServerSpec(command=f"{sys.executable} -c pass")
     with (
         running("gone", spec, tmp_path) as server,
-        pytest.raises(RuntimeError, match="gone ended before it was ready"),
+        pytest.raises(RuntimeError, match="did not become ready"),
     ):
         server.wait_until_ready()
 
@@ -113,7 +113,7 @@ def test_a_server_that_ends_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_process_that_ignores_the_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.peer_server.END_WITHIN_S", 0.2)
+    monkeypatch.setattr("cluster.server_process.END_WITHIN_S", 0.2)
     code = "import signal,time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     spec = ServerSpec(command=f'{sys.executable} -c "{code}"')
     with running("deaf", spec, tmp_path) as server:
