@@ -16,6 +16,7 @@ from api.config import IngressConfig, ModelConfig
 from api.ingress import Ingress
 from api.tokenizer import Tokenizer
 from router.request import FinishReason, RoutedRequest, TokenBatch
+from telemetry.config import TelemetryConfig
 from telemetry.prometheus_sink import PrometheusSink
 from tests.fake_router import FakeRouter, Step
 from tests.tiny_tokenizer import EOS_TOKEN_ID, byte_level_backend, write_tokenizer
@@ -72,7 +73,7 @@ def keys_file(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def open_site(
-    model_path: Path, tokenizer: Tokenizer, **config: object
+    model_path: Path, tokenizer: Tokenizer, *, request_log_file: str = "", **config: object
 ) -> AsyncIterator[Site]:
     router = FakeRouter()
     router.script = saying(ANSWER)
@@ -83,6 +84,7 @@ async def open_site(
         router=router,
         sink=PrometheusSink(),
         tokenizer=tokenizer,
+        telemetry=TelemetryConfig(request_log_file=request_log_file),
     )
     await ingress.start()
     url = f"http://127.0.0.1:{ingress.http_port}"
