@@ -2,7 +2,7 @@
 
 A refusal is no failure: the request waits its turn again, as long as it takes. A request that got
 no answer, or an answer that blames the server, is sent again a few times; then its line says so.
-If the server answers nothing at all for `patience_s` the job gives up, and can be run again.
+If the server is away (no answer, or 503) for `patience_s` the job gives up, and can be run again.
 """
 
 import asyncio
@@ -84,6 +84,8 @@ class Job:
             if answer is not None and answer.is_refusal:
                 self.num_refusals += 1
                 self._pacer.refused(sent_at_s, answer.retry_after_s)
+                if answer.is_alive:
+                    self._heard_at_s = self._now()
                 self._check_patience(f"status {answer.status}")
                 continue
             if answer is None:

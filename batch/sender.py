@@ -28,6 +28,11 @@ class Answer:
         return self.status in REFUSALS
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the server serves others meanwhile."""
+        return self.status != 503
+
+    @property
     def is_broken(self) -> bool:
         """Whether the server, and not the request, is to blame."""
         return self.status >= 500

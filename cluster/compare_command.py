@@ -18,7 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.server_process import ServerProcess, free_ports
-from load_generator.command import MET, NOT_MET, REFUSED, keep, open_console, saying
+from load_generator.command import (
+    MET,
+    NOT_MET,
+    REFUSED,
+    check_outputs,
+    keep,
+    open_console,
+    saying,
+)
 from load_generator.comparison import decide, run_in_turn, side_by_side
 from load_generator.contract import Contract, read_contract
 from load_generator.tables import print_results
@@ -49,6 +57,7 @@ def run(settings: CompareSettings) -> int:
     console = open_console()
     try:
         contract = read_contract(settings.contract)
+        check_outputs(settings.json_file, settings.plots)
         with _targets(settings, console) as targets:
             work = run_in_turn(
                 contract,

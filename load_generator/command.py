@@ -14,6 +14,7 @@ from load_generator.plots import draw_course, draw_latencies
 from load_generator.tables import print_results
 from load_generator.target import Target, TargetError
 from load_generator.trial import PhaseResult, Trial, judge
+from sim.figures import pyplot
 
 MET, NOT_MET, REFUSED = 0, 1, 2
 WIDE = 160  # characters
@@ -36,6 +37,7 @@ def run(settings: BenchSettings) -> int:
     console = open_console()
     try:
         contract = read_contract(settings.contract)
+        check_outputs(settings.json_file, settings.plots)
         target = Target(settings.url, api_key=settings.api_key)
         trial = Trial(contract, target, may_kill=settings.may_kill)
         runs = uvloop.run(trial.run(saying(console)))
@@ -54,6 +56,14 @@ def run(settings: BenchSettings) -> int:
 def open_console() -> Console:
     """The terminal; into a file or a pipe a table goes in full."""
     return Console() if sys.stdout.isatty() else Console(width=WIDE)
+
+
+def check_outputs(json_file: Path | None, plots: Path | None) -> None:
+    """ValueError before anything is sent, if nothing could be kept of it."""
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ValueError(f"{json_file.parent} is no directory")
+    if plots is not None:
+        pyplot()
 
 
 def keep(

@@ -1,7 +1,6 @@
 """The server under load: whether it serves the contract's model, and a worker of it to lose."""
 
 import os
-import signal
 from typing import Any
 
 import aiohttp
@@ -48,17 +47,22 @@ class Target:
 
     async def lose_worker(self, pool: str, *, is_allowed: bool) -> str:
         """Kill the busiest worker of a pool if it is ours to kill; what was done, or why not."""
+        nobody = f"no {pool} worker was killed"
         if not is_allowed:
-            return f"no {pool} worker was killed: --may-kill was not given"
-        status = await self._get("/v1/status") or {}
+            return f"{nobody}: --may-kill was not given"
+        try:
+            status = await self._get("/v1/status") or {}
+        except TargetError as error:
+            return f"{nobody}: {error}"
         workers = [each for each in status.get("workers", ()) if each.get("pool") == pool]
         if not workers:
-            return f"no {pool} worker was killed: {self.url} tells of none"
+            return f"{nobody}: {self.url} tells of none"
         busiest = max(workers, key=lambda each: each.get("running", 0))
-        if not _is_local(busiest):
-            return f"no {pool} worker was killed: {busiest.get('id')} runs on another machine"
-        os.kill(int(busiest["pid"]), signal.SIGKILL)
-        return f"{busiest['id']} (pid {busiest['pid']}) was killed"
+        process = _local_process(busiest)
+        if process is None:
+            return f"{nobody}: {busiest.get('id')} is no process of this user on this machine"
+        process.kill()
+        return f"{busiest['id']} (pid {process.pid}) was killed"
 
     async def _get(self, path: str) -> Any:
         """A document, or None where the server has no such route."""
@@ -78,13 +82,13 @@ class Target:
             raise TargetError(f"{self.url}{path} does not answer: {error!r}") from error
 
 
-def _is_local(worker: dict[str, Any]) -> bool:
-    """Whether its pid is a process of ours here that began when the worker says it did."""
+def _local_process(worker: dict[str, Any]) -> psutil.Process | None:
+    """The process of its pid, if it is ours and began when the worker says it did."""
     try:
         process = psutil.Process(int(worker["pid"]))
         started_s = process.create_time()
         is_ours = process.uids().real == os.getuid()
         told_s = float(worker["incarnation"]) / 1e6
     except (psutil.Error, KeyError, TypeError, ValueError):
-        return False
-    return is_ours and abs(started_s - told_s) < SAME_START_S
+        return None
+    return process if is_ours and abs(started_s - told_s) < SAME_START_S else None

@@ -153,6 +153,14 @@ async def test_it_gives_up_when_nothing_is_answered(tmp_path: Path) -> None:
     assert answers(tmp_path / "out") == {}
 
 
+async def test_it_waits_as_long_as_others_are_served(tmp_path: Path) -> None:
+    end_s = time.monotonic() + 0.5
+    server = FakeOpenAIServer(retry_after="0.05")
+    server.verdict = lambda _: 429 if time.monotonic() < end_s else 200
+    await run_job(tmp_path, server, 3, patience_s=0.2)
+    assert len(answers(tmp_path / "out")) == 3
+
+
 def test_files_that_do_not_belong_together_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,15 @@ def test_what_cannot_be_tried_is_one_line(
     assert server.bodies == []
 
 
+def test_numbers_that_could_not_be_kept_are_not_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract = {"model": MODEL, "phases": PHASES[:1]}
+    status, text = bench(tmp_path, contract, "--json", str(tmp_path / "none/numbers.json"))
+    assert status == 2
+    assert "none is no directory" in text + capsys.readouterr().err
+
+
 def test_no_server_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     contract = {"model": MODEL, "phases": PHASES[:1]}
     status, text = bench(tmp_path, contract, "--url", "http://127.0.0.1:9")
@@ -136,3 +145,5 @@ async def test_a_process_that_only_has_the_number_is_left_alone() -> None:
     worker = {"pid": os.getpid(), "incarnation": 1}
     assert await lose(worker) == ("no decode worker was killed: decode-0 runs on another machine")
     assert "tells of none" in await lose({"pool": "prefill"})
+    gone = Target("http://127.0.0.1:9")
+    assert "does not answer" in await gone.lose_worker("decode", is_allowed=True)
