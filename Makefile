@@ -108,7 +108,7 @@ docs: $(STAMP) ## generate docs/api.md anew
 	$(BIN)/python -m api.openapi.reference > docs/api.md
 
 site: $(VENV)/.site ## the documentation as pages in build/site; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -d build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -d build/site
 
 soak: setup ## the long forms of the seeded tests, every row of the threats (MINUTES=10 SEED=1)
 	RELEVO_SOAK_MINUTES=$(MINUTES) RELEVO_SOAK_SEED=$(SEED) \

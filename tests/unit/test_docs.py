@@ -1,0 +1,78 @@
+"""The pages: links lead somewhere, the site lists each page once. No generator is needed."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "tests" / "chaos" / "README.md"])
+
+
+@cache
+def tokens(page: Path) -> list[Any]:
+    return MarkdownIt().enable("table").parse(page.read_text())
+
+
+def links(page: Path) -> Iterator[str]:
+    for token in tokens(page):
+        for child in token.children or ():
+            if target := child.attrs.get("href") or child.attrs.get("src"):
+                yield str(target)
+
+
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in a link."""
+    found = tokens(page)
+    headings = [
+        found[n + 1].content for n, token in enumerate(found) if token.type == "heading_open"
+    ]
+    return {
+        re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", text.strip().lower())) for text in headings
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in links(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if file.suffix == ".md":
+            # The site has no files but its own.
+            assert file.is_relative_to(DOCS) or not page.is_relative_to(DOCS), target
+            assert not anchor or anchor in anchors(file), target
+
+
+def listed(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, dict):
+        for value in nav.values():
+            yield from listed(value)
+    else:
+        for each in nav:
+            yield from listed(each)
+
+
+def test_the_site_lists_every_page_once() -> None:
+    nav = list(listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(nav) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")), (
+        "add the page to `nav` in mkdocs.yml"
+    )
+
+
+def test_the_site_loads_nothing_from_elsewhere() -> None:
+    tree = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert tree["theme"]["font"] is False
+    assert tree["plugins"] == ["search"]  # `offline` would load a script from a CDN
+    assert not {"extra_javascript", "extra_css"} & set(tree)
+    assert tree["strict"] is True
