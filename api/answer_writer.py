@@ -7,9 +7,7 @@ from typing import Protocol
 from api.call import Call
 from api.choice_text import TextDelta
 from api.errors import ApiError
-from api.generation_request import GenerationRequest
 from api.logprobs_formats import Json
-from api.parsers.part import Part, content
 from api.text_stream import TextStream
 from api.token_text import TokenBytes
 
@@ -53,8 +51,3 @@ class NewWriter(Protocol):
     def __call__(self, answering: Answering) -> AnswerWriter:
         """Return a writer that has written nothing yet."""
         ...
-
-
-def parts_of(request: GenerationRequest, delta: TextDelta) -> Sequence[Part]:
-    """The parts of a message, also where nothing had to be parsed."""
-    return content(delta.text) if request.reading is None else delta.parts

@@ -22,6 +22,7 @@ RELOAD_PERIOD_S = 1.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SCHEME = "Bearer "
 _NAME_DIGITS = 12
+_ROLES = ("operator", "client")
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class ApiKey:
     digest: str
     tenant: Tenant
     quota: Quota
+    is_named: bool = True  # whether its line names the tenant
+    role: str = ""  # operator or client; empty: see `_default_role`
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class _Holder:
     digest: bytes
     tenant: Tenant
     allowance: Allowance
+    is_operator: bool
 
 
 class ApiKeys:
@@ -73,7 +77,12 @@ class ApiKeys:
         self._reload_if_due(self._path)
         holder = self._find(authorizations)
         holder.allowance.admit()
-        return Caller(tenant=holder.tenant, session_id=session_id, allowance=holder.allowance)
+        return Caller(
+            tenant=holder.tenant,
+            session_id=session_id,
+            allowance=holder.allowance,
+            is_operator=holder.is_operator,
+        )
 
     def _find(self, authorizations: Sequence[str]) -> _Holder:
         if len(authorizations) != 1 or not authorizations[0].startswith(_SCHEME):
@@ -105,17 +114,19 @@ class ApiKeys:
         """Use these from now on; who keeps its key and quota keeps what it has used."""
         before = {each.digest: each.allowance for each in self._holders}
         holders = []
+        default_role = _default_role(keys)
         for key in keys:
             digest = key.digest.encode()
             allowance = before.get(digest)
             if allowance is None or allowance.quota != key.quota:
                 allowance = Allowance(key.quota, now=self._now)
-            holders.append(_Holder(digest, key.tenant, allowance))
+            is_operator = (key.role or default_role) == "operator"
+            holders.append(_Holder(digest, key.tenant, allowance, is_operator))
         self._holders = tuple(holders)
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Read a file with a key a line: `SHA-256 [name [weight]] [quota=number]…`, in hex."""
+    """Read a file with a key a line: `SHA-256 [name [weight]] [quota=number]… [role=…]`, in hex."""
     keys: list[ApiKey] = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         if words := line.partition("#")[0].split():
@@ -135,15 +146,28 @@ def _read_key(words: Sequence[str], place: str) -> ApiKey:
         raise ValueError(f"Got {len(words)} words in {place} but expected digest, name and weight")
     name = plain[0] if plain else digest[:_NAME_DIGITS]
     weight = _read_positive(plain[1], "weight", place) if len(plain) > 1 else 1.0
-    limits = {}
-    for word in words[1:]:
-        key, separator, text = word.partition("=")
-        if separator:
-            if key not in Quota.__dataclass_fields__:
-                known = ", ".join(Quota.__dataclass_fields__)
-                raise ValueError(f"Got {key!r} in {place} but expected {known}")
-            limits[key] = _read_positive(text, key, place)
-    return ApiKey(digest=digest, tenant=Tenant(name=name, weight=weight), quota=Quota(**limits))
+    settings = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+    role = settings.pop("role", None)
+    if role is not None and role not in _ROLES:
+        raise ValueError(f"Got role {role!r} in {place} but expected {' or '.join(_ROLES)}")
+    if unknown := settings.keys() - Quota.__dataclass_fields__.keys():
+        known = ", ".join([*Quota.__dataclass_fields__, "role"])
+        raise ValueError(f"Got {min(unknown)!r} in {place} but expected {known}")
+    limits = {key: _read_positive(text, key, place) for key, text in settings.items()}
+    return ApiKey(
+        digest=digest,
+        tenant=Tenant(name=name, weight=weight),
+        quota=Quota(**limits),
+        is_named=bool(plain),
+        role=role or "",
+    )
+
+
+def _default_role(keys: Sequence[ApiKey]) -> str:
+    """What a key without a role is: where nobody is told apart, the owner's own."""
+    names = {key.tenant.name if key.is_named else "" for key in keys}
+    is_one_owner = len(names) == 1 and not any(key.role for key in keys)
+    return "operator" if is_one_owner else "client"
 
 
 def _read_positive(text: str, name: str, place: str) -> float:

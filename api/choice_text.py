@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from api.detokenizer import Detokenizer
 from api.echo import trimmed
 from api.generation_request import GenerationRequest
-from api.parsers.part import Part, join_parts
+from api.parsers.part import Part, content, join_parts
 from api.scored_tokens import ScoredToken, ScoredTokens
 from api.stop_strings import StopStrings
 from router.logprobs import TokenLogprobs
@@ -41,6 +41,11 @@ def join_deltas(deltas: Sequence[TextDelta]) -> TextDelta:
         choice_index=deltas[-1].choice_index,
         parts=join_parts(part for delta in deltas for part in delta.parts),
     )
+
+
+def parts_of(request: GenerationRequest, delta: TextDelta) -> Sequence[Part]:
+    """The parts of a message, also where nothing had to be parsed."""
+    return content(delta.text) if request.reading is None else delta.parts
 
 
 class ChoiceText:

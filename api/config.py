@@ -26,7 +26,7 @@ class IngressConfig:
     http_port: int = 8000  # 0: any free port
     grpc_port: int = 9000  # 0: any free port
     tls: TlsConfig | None = None  # None: plain text
-    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]] [quota=…]…; empty: no keys
+    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]] [quota=…]… [role=…]; empty: none
     tenant_cache_salt: bool = False  # no tenant's prompts are found in another's cache
     reflection: bool | None = None  # None: on without keys, off with keys
     strict: bool = False  # unknown HTTP fields are errors

@@ -54,6 +54,13 @@ class Verdict(Enum):
         anthropic_type="authentication_error",
         code="invalid_api_key",
     )
+    FORBIDDEN = Face(
+        http_status=403,
+        grpc_code=grpc.StatusCode.PERMISSION_DENIED,
+        type="permission_error",
+        anthropic_type="permission_error",
+        code="operators_only",
+    )
     MODEL_NOT_FOUND = Face(
         http_status=404,
         grpc_code=grpc.StatusCode.NOT_FOUND,

@@ -48,7 +48,7 @@ class GenerationEndpoint:
         arrived_at = self._serving.now()
         request = Request(scope, receive)
         parent = tracing.extract((key, value) for key, value in request.headers.items())
-        with request_span(parent) as span:
+        with request_span(scope["state"]["caller"], parent) as span:
             body = await read_json_object(request)
             await run_while_connected(receive, self._serve(body, scope, send, span, arrived_at))
 

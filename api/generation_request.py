@@ -83,6 +83,7 @@ class GenerationRequest:
     priority: int = 0  # lower is served earlier, and may preempt what is higher
     prompt_cache_key: str = ""  # a hint: requests with the same one share a prefix
     structured_output: StructuredOutput | None = None  # what the text must match
+    messages: Sequence[Mapping[str, object]] = ()  # the chat it was made of, if it was one
     reading: Reading | None = None  # how thoughts and calls are found in the text; None: not at all
 
     @property

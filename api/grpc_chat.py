@@ -5,10 +5,9 @@ from typing import Any
 import grpc.aio
 from relevo.v1 import common_pb2, inference_pb2
 
-from api.answer_writer import parts_of
 from api.chat.conversation import read_conversation
 from api.chat.request import read_chat_request
-from api.choice_text import TextDelta
+from api.choice_text import TextDelta, parts_of
 from api.errors import invalid
 from api.generation_request import GenerationRequest, read_model
 from api.grpc_fields import FINISH_REASONS, read_fields

@@ -71,7 +71,7 @@ class GrpcRun:
     async def _run(self, read: Read, take: Take, *, is_stream: bool) -> None:
         arrived_at, timeout_s = self._serving.now(), self._context.time_remaining()
         label, model = request_label.get(), self._serving.model_config.model_id
-        with request_span() as span:
+        with request_span(caller.get()) as span:
             request = await read()
             describe_request(
                 span, request, operation=self._operation, model=model, is_stream=is_stream

@@ -185,6 +185,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> inference_pb2.GetLoadResponse:
         """Return the last load of every live worker."""
+        caller.get().check_operator()
         return inference_pb2.GetLoadResponse(
             workers=[
                 inference_pb2.GetLoadResponse.Worker(

@@ -20,6 +20,8 @@ MAX_LABEL_CHARACTERS = 128
 DASHBOARD = "/dashboard"  # it alone takes a browser's own way to send a key
 BASIC = 'Basic realm="relevo: any user, the API key as password", charset="UTF-8"'
 OPEN_PATHS = frozenset({"/health", "/ready"})
+# What speaks of all tenants at once.
+OPERATOR_PATHS = frozenset({DASHBOARD, "/metrics", "/v1/loads"})
 # The API whose clients send their key, and want their errors, in another way.
 ANTHROPIC_PATH = "/v1/messages"
 
@@ -78,9 +80,12 @@ class HttpGate:
             authorizations = _credentials(scope["path"], headers)
             if scope["path"] == DASHBOARD:
                 authorizations = [as_bearer(each) for each in authorizations]
-            scope["state"]["caller"] = self._keys.admit(
+            caller = self._keys.admit(
                 authorizations, session_id="".join(_values(headers, b"x-session-id")[:1])
             )
+            if scope["path"] in OPERATOR_PATHS:
+                caller.check_operator()
+            scope["state"]["caller"] = caller
 
 
 def as_bearer(authorization: str) -> str:

@@ -6,6 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.caller import Caller
 from api.errors import ApiError, Verdict, invalid, show
 from api.operations.metrics_page import CONTENT_TYPE, metrics_page
 from api.serving import NOT_READY_RETRY_AFTER_S, Serving
@@ -56,11 +57,19 @@ class InformationRoutes:
         return Response(page, headers={"content-type": CONTENT_TYPE})
 
     async def status(self, request: Request) -> Response:
-        """Return the state of the cluster; `?routes=N` adds the last routing decisions."""
+        """Return the state of the cluster; `?routes=N` adds the last routing decisions.
+
+        Who is no operator sees its own of these, and of the cluster whether it serves.
+        """
         text = request.query_params.get("routes", "0")
         if not (text.isascii() and text.isdecimal() and len(text) < 6):
             raise invalid(f"routes must be a number from 0 to {MAX_ROUTES}", "routes")
-        return _json(self._serving.upstream.status(min(int(text), MAX_ROUTES)))
+        caller: Caller = request.state.caller
+        num_routes = min(int(text), MAX_ROUTES)
+        status = self._serving.upstream.status(num_routes, tenant=caller.sees_tenant)
+        if not caller.is_operator:
+            status |= {"reasons": [], "workers": []}
+        return _json(status)
 
     async def loads(self, _: Request) -> Response:
         """Return the load of every live worker."""

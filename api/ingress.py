@@ -53,6 +53,7 @@ class Ingress:
             tokenizer=tokenizer or Tokenizer.load(model_config.path),
             upstream=router,
             request_log=RequestLog(self._telemetry.request_log_file),
+            captures_content=self._telemetry.capture_content,
         )
         self._span_export = SpanExport(self._telemetry.otlp_endpoint)
         self.traces = TraceStore(

@@ -1,4 +1,4 @@
-"""What the span of a request says about it; never a word of its text."""
+"""What the span of a request says about it; of its text nothing, unless that was asked for."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -8,9 +8,11 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
+from api.caller import Caller
 from api.errors import to_api_error
 from api.generation_request import GenerationRequest
 from api.text_stream import TextStream
+from api.transcript import content_attributes
 from api.usage import Usage
 from router.report import RequestReport
 from telemetry import attributes, tracing
@@ -18,10 +20,18 @@ from telemetry.logs import request_id
 
 
 @contextmanager
-def request_span(parent: Context | None = None) -> Iterator[Span]:
+def request_span(caller: Caller, parent: Context | None = None) -> Iterator[Span]:
     """Run the body inside the span of one request; what ends it badly is named on it."""
     with tracing.span(
-        attributes.SPAN_REQUEST, kind=SpanKind.SERVER, parent=parent, records_exceptions=False
+        attributes.SPAN_REQUEST,
+        kind=SpanKind.SERVER,
+        parent=parent,
+        # At once: a request that is refused must be found, by its own tenant only.
+        attributes={
+            attributes.RELEVO_REQUEST_LABEL: request_id.get(),
+            attributes.RELEVO_TENANT: caller.tenant.name,
+        },
+        records_exceptions=False,
     ) as span:
         try:
             yield span
@@ -56,7 +66,6 @@ def describe_request(
             attributes.GEN_AI_REQUEST_TOP_K: request.top_k,
             attributes.GEN_AI_REQUEST_SEED: request.seed,
             attributes.GEN_AI_REQUEST_STREAM: is_stream,
-            attributes.RELEVO_REQUEST_LABEL: request_id.get(),
         }
     )
 
@@ -82,6 +91,8 @@ def describe_answer(span: Span, response_id: str, streams: Sequence[TextStream])
             **_time_parts(report),
         }
     )
+    if transcripts := [each for stream in streams if (each := stream.transcript) is not None]:
+        span.set_attributes(content_attributes(transcripts))
     if report.first_token_s is not None:
         span.set_attribute(attributes.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, report.first_token_s)
 

@@ -16,6 +16,7 @@ from api.generation_request import GenerationRequest, Limits
 from api.operations.request_log import RequestLog
 from api.text_stream import TextStream
 from api.tokenizer import Tokenizer
+from api.transcript import MAX_PROMPT_TOKENS, Transcript
 from api.upstream import Upstream
 from grammar.checker import CheckerBusyError, GrammarChecker
 from grammar.grammar import GrammarError
@@ -39,7 +40,7 @@ class _Running:
 class Serving:
     """Owns the running requests of this ingress: each from its start until its stream is closed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what both faces stand on
         self,
         config: IngressConfig,
         model_config: ModelConfig,
@@ -47,6 +48,7 @@ class Serving:
         tokenizer: Tokenizer,
         upstream: Upstream,
         request_log: RequestLog | None = None,
+        captures_content: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -55,6 +57,7 @@ class Serving:
         self.upstream = upstream
         self.now = now
         self._request_log = request_log or RequestLog()
+        self._captures_content = captures_content
         self.is_draining = False
         self._idle = asyncio.Event()
         self._running: dict[str, _Running] = {}
@@ -151,6 +154,7 @@ class Serving:
             ),
             on_close=lambda: self._forget(routed),
         )
+        stream.transcript = self._new_transcript(request)
         self._running[request_id] = _Running(stream=stream, caller=caller)
         return stream
 
@@ -177,6 +181,12 @@ class Serving:
         """End what belongs to no request; after `drain`."""
         await self._grammar_checker.close()
         self._request_log.close()
+
+    def _new_transcript(self, request: GenerationRequest) -> Transcript | None:
+        if not self._captures_content:
+            return None
+        shown = () if request.messages else request.token_ids[:MAX_PROMPT_TOKENS]
+        return Transcript(request, prompt=self.tokenizer.detokenize(shown))
 
     def _cache_salt(self, request: GenerationRequest, caller: Caller) -> str:
         is_own = self.config.tenant_cache_salt

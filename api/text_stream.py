@@ -11,6 +11,7 @@ from api.choice_text import ChoiceText, TextDelta
 from api.detokenizer import DetokenizerFactory
 from api.errors import ApiError, Verdict, invalid
 from api.generation_request import GenerationRequest
+from api.transcript import Transcript
 from api.upstream import UpstreamGeneration
 from faults.plan import fault_point_async
 from router.errors import InvalidRequest, NeverFits
@@ -45,6 +46,7 @@ class TextStream:
         self._request_label = request_label
         self._generation = generation
         self._on_close = on_close
+        self.transcript: Transcript | None = None  # of all deltas, where one is kept
         self.is_finished = False
         self._aborting: asyncio.Task[None] | None = None
         self._abort_error: ApiError | None = None  # what its reader is told then
@@ -85,6 +87,8 @@ class TextStream:
         except BaseException:
             await self.aclose()
             raise
+        if self.transcript is not None:
+            self.transcript.take(delta)
         if delta.finish_reason is not None:
             self._open_choices.discard(delta.choice_index)
             if not self._open_choices:

@@ -64,6 +64,6 @@ class Upstream(Protocol):
         """Return the last load of every live worker."""
         ...
 
-    def status(self, num_routes: int = 0) -> dict[str, object]:
-        """Return the body of /v1/status, with the last routing decisions when asked."""
+    def status(self, num_routes: int = 0, *, tenant: str | None = None) -> dict[str, object]:
+        """Return the body of /v1/status, with the last routing decisions, of one tenant or all."""
         ...

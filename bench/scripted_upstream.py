@@ -81,6 +81,6 @@ class ScriptedUpstream:
         """There are no workers."""
         return []
 
-    def status(self, num_routes: int = 0) -> dict[str, object]:  # noqa: ARG002
+    def status(self, num_routes: int = 0, *, tenant: str | None = None) -> dict[str, object]:  # noqa: ARG002
         """Say as little."""
         return {"state": "ready", "reasons": [], "workers": []}

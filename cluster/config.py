@@ -101,7 +101,7 @@ class IngressSection(_Section):
     replicas: int = Field(default=1, ge=1)  # more than 1 means one per node
     node_labels: NodeLabels = {}  # Ray's labels a node must carry to get one
     tls: TlsConfig | None = None  # of both ports; null = plain text
-    api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]] [quota=…]…; empty = no keys
+    api_keys_file: str = ""  # a key a line: SECURITY.md; empty = everybody may call
     tenant_cache_salt: bool = False  # no tenant's prompts are found in another's cache
     reflection: bool | None = None  # null = on without keys, off with keys
     strict: bool = False  # unknown HTTP fields are errors

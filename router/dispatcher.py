@@ -44,6 +44,16 @@ class Route:
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRoute:
+    """A route and whose it was."""
+
+    request_id: str
+    tenant: str
+    epoch: int  # of the request: its attempts count from 1
+    route: Route
+
+
 class Dispatcher:
     """Owns the policy, the waiting queue and the log of decisions."""
 
@@ -75,7 +85,7 @@ class Dispatcher:
         self._num_most_places = 0
         self._most_places: Sequence[int] = ()  # of each decode worker, when there were most
         self.has_been_ready = False
-        self.routes: deque[tuple[str, int, Route]] = deque(maxlen=NUM_ROUTES_KEPT)
+        self.routes: deque[PastRoute] = deque(maxlen=NUM_ROUTES_KEPT)
 
     def workers_changed(self) -> None:
         """Somebody came, spoke or left."""

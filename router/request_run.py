@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from relevo.v1 import common_pb2
 
 from router.attempt import Attempt, Deliver
-from router.dispatcher import Dispatcher, Route
+from router.dispatcher import Dispatcher, PastRoute, Route
 from router.failures import raise_if_final
 from router.legs import AttemptPlan, release_prefill
 from router.probation import Probation
@@ -194,7 +194,14 @@ class RequestRun:
             record_span(attributes.SPAN_QUEUE, start_ns, route.waited_s)
         if self._epoch == 0:
             self.num_predicted_tokens = route.num_predicted_tokens
-        dispatcher.routes.append((self._request.request_id, self._epoch + 1, route))
+        dispatcher.routes.append(
+            PastRoute(
+                request_id=self._request.request_id,
+                tenant=self._request.tenant.name,
+                epoch=self._epoch + 1,
+                route=route,
+            )
+        )
         duration_s = self._services.now() - started_at_s - route.waited_s
         routing_ns = start_ns + round(route.waited_s * 1e9)
         record_span(attributes.SPAN_ROUTE, routing_ns, duration_s, route_attributes(route))

@@ -121,15 +121,19 @@ class Router:
         """Whether a choice of workers exists now."""
         return self._dispatcher.is_ready()
 
-    def status(self, num_routes: int = 0) -> dict[str, object]:
-        """Return the body of /v1/status, with the last `num_routes` decisions if asked."""
+    def status(self, num_routes: int = 0, *, tenant: str | None = None) -> dict[str, object]:
+        """Return the body of /v1/status, with the last `num_routes` decisions if asked.
+
+        Of one tenant's requests only, where one is named.
+        """
         readiness = Readiness(
             is_ready=self.is_ready(), has_been_ready=self._dispatcher.has_been_ready
         )
         body = build_status(self._workers.all(), readiness, now_s=self.now())
         if num_routes > 0:
-            routes = list(self._dispatcher.routes)[-num_routes:]
-            body["routes"] = describe_routes(routes, now_s=self.now())
+            past = self._dispatcher.routes
+            routes = [each for each in past if tenant is None or each.tenant == tenant]
+            body["routes"] = describe_routes(routes[-num_routes:], now_s=self.now())
         return body
 
     def loads(self) -> list[LoadReport]:

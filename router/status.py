@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from relevo.v1 import state_pb2
 
-from router.dispatcher import Route
+from router.dispatcher import PastRoute
 from router.policy import ScoredChoice
 from router.worker_state import WorkerState
 from router.worker_view import DECODE, PREFILL
@@ -42,22 +42,20 @@ def build_status(
     }
 
 
-def describe_routes(
-    routes: Sequence[tuple[str, int, Route]], *, now_s: float
-) -> list[dict[str, object]]:
+def describe_routes(routes: Sequence[PastRoute], *, now_s: float) -> list[dict[str, object]]:
     """Decisions with their cost terms, the newest last."""
     return [
         {
-            "request_id": request_id,
-            "attempt": epoch,
-            "age_s": now_s - route.chosen_at_s,
-            "waited_s": route.waited_s,
-            "num_choices": route.decision.num_choices,
-            "predicted_cached_tokens": route.num_predicted_tokens,
-            "chosen": _describe_choice(route.decision.chosen),
-            "next_best": _describe_choice(route.decision.next_best),
+            "request_id": past.request_id,
+            "attempt": past.epoch,
+            "age_s": now_s - past.route.chosen_at_s,
+            "waited_s": past.route.waited_s,
+            "num_choices": past.route.decision.num_choices,
+            "predicted_cached_tokens": past.route.num_predicted_tokens,
+            "chosen": _describe_choice(past.route.decision.chosen),
+            "next_best": _describe_choice(past.route.decision.next_best),
         }
-        for request_id, epoch, route in routes
+        for past in routes
     ]
 
 

@@ -39,6 +39,8 @@ GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chun
 GEN_AI_USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"  # JSON; only with capture_content
+GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 ERROR_TYPE: Final = "error.type"
 
 PROVIDER: Final = "relevo"
@@ -48,6 +50,7 @@ OPERATION_TEXT_COMPLETION: Final = "text_completion"
 # Ours.
 RELEVO_REQUEST_ID: Final = "relevo.request.id"
 RELEVO_REQUEST_LABEL: Final = "relevo.request.label"
+RELEVO_TENANT: Final = "relevo.tenant"
 RELEVO_EPOCH: Final = "relevo.epoch"
 RELEVO_PREFILL_WORKER: Final = "relevo.prefill.worker"
 RELEVO_DECODE_WORKER: Final = "relevo.decode.worker"
@@ -65,6 +68,7 @@ RELEVO_NUM_PREEMPTIONS: Final = "relevo.num_preemptions"
 RELEVO_NUM_MIGRATIONS: Final = "relevo.num_migrations"
 RELEVO_CAUSE: Final = "relevo.cause"
 RELEVO_FAILED_WORKERS: Final = "relevo.failed_workers"
+RELEVO_CONTENT_IS_CUT: Final = "relevo.content.is_cut"  # of the messages, for their length
 RELEVO_SECOND_TOKEN_S: Final = "relevo.second_token_s"  # since arrival
 # Prefixes: one attribute per term of the chosen and the next best route, and per time part.
 RELEVO_COST_PREFIX: Final = "relevo.cost."

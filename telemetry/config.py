@@ -11,6 +11,7 @@ class TelemetryConfig:
     sample_ratio: float = 1.0  # share of new traces exported; begun elsewhere: as decided there
     slow_first_token_s: float = 3.0  # exported anyway when the first token took so long; 0 = never
     keep_traces: int = 256  # last requests whose spans an ingress remembers; 0 = none
+    capture_content: bool = False  # what was asked and answered, in the request's span; else never
     request_log_file: str = ""  # a JSON line per finished request; empty = into the ordinary log
 
     def __post_init__(self) -> None:

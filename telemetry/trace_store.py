@@ -37,20 +37,29 @@ class RequestTrace:
     span_ids: list[int] = field(default_factory=list)  # known to belong here, ended or not
     is_exported: bool = False
     num_dropped: int = 0
+    duration_ns: int = 0  # once it has ended
 
     @property
     def root(self) -> ReadableSpan | None:
         """The request's own span, once it has ended."""
         return self.spans.get(self.root_id)
 
-    def is_called(self, name: str) -> bool:
-        """Whether somebody may mean this request by `name`."""
+    @property
+    def names(self) -> set[str]:
+        """What somebody may call it, once it has ended."""
         root = self.root
         if root is None:
-            return False
+            return set()
         found = root.attributes or {}
-        names = {found[key] for key in _NAMES if key in found}
-        return name in names | {format_trace_id(root.context.trace_id)}
+        return {format_trace_id(root.context.trace_id)} | {
+            str(found[key]) for key in _NAMES if key in found
+        }
+
+    @property
+    def tenant(self) -> str:
+        """Whose it was."""
+        found = self.root.attributes if self.root is not None else None
+        return str((found or {}).get(attributes.RELEVO_TENANT, ""))
 
 
 class TraceStore:
@@ -68,6 +77,7 @@ class TraceStore:
         self._export = export
         self._ended: deque[RequestTrace] = deque()  # the oldest first
         self._owners: dict[int, RequestTrace] = {}  # by the id of any of its spans
+        self._named: dict[str, deque[RequestTrace]] = {}  # those that ended, as in `_ended`
 
     def started(self, span: ReadableSpan) -> None:
         """Begin a request, or learn whose descendant this is."""
@@ -96,9 +106,10 @@ class TraceStore:
         """Keep a worker's span like one of ours."""
         self.ended(span)
 
-    def find(self, name: str) -> RequestTrace | None:
-        """Return the newest request of this id, label or trace id."""
-        return next((each for each in self.recent() if each.is_called(name)), None)
+    def find(self, name: str, *, tenant: str | None = None) -> RequestTrace | None:
+        """Return the newest request of this id, label or trace id, of one tenant or of any."""
+        found = reversed(self._named.get(name, ()))
+        return next((each for each in found if tenant is None or each.tenant == tenant), None)
 
     def recent(self) -> Iterator[RequestTrace]:
         """Requests that have ended, the newest first."""
@@ -109,11 +120,19 @@ class TraceStore:
             owner.is_exported = True
             for each in owner.spans.values():
                 self._export(each)
+        owner.duration_ns = (root.end_time or 0) - (root.start_time or 0)
         self._ended.append(owner)
+        for name in owner.names:
+            self._named.setdefault(name, deque()).append(owner)
         if len(self._ended) > self._max_requests:
             self._forget(self._ended.popleft())
 
     def _forget(self, oldest: RequestTrace) -> None:
+        for name in oldest.names:
+            same = self._named[name]
+            same.popleft()  # the oldest of this name, too
+            if not same:
+                del self._named[name]
         for span_id in oldest.span_ids:
             # Ids are random, not unique: a later request may have taken this one over.
             if self._owners.get(span_id) is oldest:

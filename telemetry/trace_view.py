@@ -1,6 +1,6 @@
 """A request's spans as plain data: for JSON, a terminal and a page alike."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import format_span_id, format_trace_id
@@ -8,11 +8,14 @@ from opentelemetry.trace import format_span_id, format_trace_id
 from telemetry import attributes
 from telemetry.trace_store import RequestTrace
 
+_CONTENT = (attributes.GEN_AI_INPUT_MESSAGES, attributes.GEN_AI_OUTPUT_MESSAGES)
 
-def describe_trace(trace: RequestTrace) -> dict[str, object]:
+
+def describe_trace(trace: RequestTrace, *, has_content: bool = True) -> dict[str, object]:
     """Return one ended request: its names, its own facts and its spans in the order they began.
 
     Times are seconds since the request's start, but `started_at`, which is since the epoch.
+    Without `has_content` what was asked and answered is left out, should it be there at all.
     """
     root = trace.root
     assert root is not None, "only requests that ended are shown"
@@ -26,11 +29,15 @@ def describe_trace(trace: RequestTrace) -> dict[str, object]:
         "started_at": start_ns / 1e9,
         "duration_s": _duration(root),
         "num_dropped_spans": trace.num_dropped,
-        "spans": [_describe_span(span, start_ns) for span in spans],
+        "spans": [
+            _describe_span(span, start_ns, hidden=() if has_content else _CONTENT) for span in spans
+        ],
     }
 
 
-def _describe_span(span: ReadableSpan, start_ns: int) -> dict[str, object]:
+def _describe_span(
+    span: ReadableSpan, start_ns: int, *, hidden: Collection[str]
+) -> dict[str, object]:
     return {
         "name": span.name,
         "span_id": format_span_id(span.context.span_id),
@@ -39,7 +46,9 @@ def _describe_span(span: ReadableSpan, start_ns: int) -> dict[str, object]:
         "start_s": ((span.start_time or 0) - start_ns) / 1e9,
         "duration_s": _duration(span),
         "error": span.status.description or "error" if not span.status.is_ok else None,
-        "attributes": _plain(span.attributes),
+        "attributes": {
+            key: value for key, value in _plain(span.attributes).items() if key not in hidden
+        },
         "events": [
             {
                 "name": event.name,

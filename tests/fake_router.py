@@ -92,6 +92,8 @@ class FakeRouter:
             eos_token_ids=(EOS_TOKEN_ID,),
         )
         self.ready = True
+        self.reasons: list[str] = []
+        self.workers: list[dict[str, object]] = []
         self.num_waiting = 0
         self.places = 1024
         self.step_s = 0.0
@@ -129,12 +131,12 @@ class FakeRouter:
         worker = common_pb2.WorkerRef(worker_id="decode-0", incarnation=7)
         return [LoadReport(worker=worker, pool="decode", load=load)]
 
-    def status(self, num_routes: int = 0) -> dict[str, object]:
+    def status(self, num_routes: int = 0, *, tenant: str | None = None) -> dict[str, object]:
         body: dict[str, object] = {
             "state": "ready" if self.ready else "starting",
-            "reasons": [],
-            "workers": [],
+            "reasons": list(self.reasons),
+            "workers": list(self.workers),
         }
         if num_routes:
-            body["routes"] = [{"number": number} for number in range(num_routes)]
+            body["routes"] = [{"number": number, "of": tenant} for number in range(num_routes)]
         return body

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import orjson
 
 from api import sse
-from api.answer_writer import Answering, parts_of
-from api.choice_text import TextDelta
+from api.answer_writer import Answering
+from api.choice_text import TextDelta, parts_of
 from api.errors import ApiError
 from api.logprobs_formats import Json
 from api.parsers.part import Part, PartKind

@@ -21,6 +21,7 @@ async def read_chat_request(
     prompt = await serving.tokenizer.encode_chat(chat, max_model_len=limits.max_model_len)
     request = validate(values, token_ids=prompt.token_ids, limits=limits, prompt_name=prompt_name)
     request = _with_reading(_with_calls(request, chat), chat, serving, prompt)
+    request = replace(request, messages=chat.messages)
     await serving.check_grammar(request)
     return request
 

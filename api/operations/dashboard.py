@@ -1,7 +1,9 @@
 """The built-in page and its stream of events: one picture a second, for all readers."""
 
 from collections.abc import AsyncIterator
+from heapq import nlargest
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any, Final
 
 import orjson
@@ -73,13 +75,13 @@ class Dashboard:
             "running": self._serving.num_running,
             "traffic": self._pulse.traffic.summary(),
             "events": self._pulse.events.newest_first()[:NUM_EVENTS],
-            "slow": [describe_trace(each) for each in self._slowest()],
+            "slow": [describe_trace(each, has_content=False) for each in self._slowest()],
             **upstream.status(NUM_ROUTES),
         }
 
     def _slowest(self) -> list[RequestTrace]:
         """Of the remembered requests those that took longest, the slowest first."""
-        return sorted(self._traces.recent(), key=_duration_ns, reverse=True)[:NUM_SLOW]
+        return nlargest(NUM_SLOW, self._traces.recent(), key=attrgetter("duration_ns"))
 
 
 class DashboardEndpoint:
@@ -95,8 +97,3 @@ class DashboardEndpoint:
             return
         sender = EventSender(send, keep_alive_s=0.0)
         await run_while_connected(receive, sender.send_all(self._dashboard.pictures()))
-
-
-def _duration_ns(trace: RequestTrace) -> int:
-    root = trace.root
-    return 0 if root is None else (root.end_time or 0) - (root.start_time or 0)

@@ -16,9 +16,12 @@ class TraceRoutes:
         self._traces = traces
 
     async def trace(self, request: Request) -> Response:
-        """Return the spans of one request: by its id, its label or its trace id."""
+        """Return the spans of one request: by its id, its label or its trace id.
+
+        Another tenant's is not there, but to an operator.
+        """
         name = request.path_params["name"]
-        found = self._traces.find(name)
+        found = self._traces.find(name, tenant=request.state.caller.sees_tenant)
         if found is None:
             raise ApiError(
                 Verdict.ROUTE_NOT_FOUND,

@@ -6,8 +6,8 @@ response.created, response.in_progress, then each item as `output` has it, respo
 from collections.abc import Iterator, Sequence
 
 from api import sse
-from api.answer_writer import Answering, parts_of
-from api.choice_text import TextDelta
+from api.answer_writer import Answering
+from api.choice_text import TextDelta, parts_of
 from api.errors import ApiError
 from api.logprobs_formats import Json
 from api.responses.output import OutputItem

@@ -73,7 +73,11 @@ def keys_file(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def open_site(
-    model_path: Path, tokenizer: Tokenizer, *, request_log_file: str = "", **config: object
+    model_path: Path,
+    tokenizer: Tokenizer,
+    *,
+    telemetry: TelemetryConfig | None = None,
+    **config: object,
 ) -> AsyncIterator[Site]:
     router = FakeRouter()
     router.script = saying(ANSWER)
@@ -84,7 +88,7 @@ async def open_site(
         router=router,
         sink=PrometheusSink(),
         tokenizer=tokenizer,
-        telemetry=TelemetryConfig(request_log_file=request_log_file),
+        telemetry=telemetry,
     )
     await ingress.start()
     url = f"http://127.0.0.1:{ingress.http_port}"

@@ -35,6 +35,7 @@ async def site(model_path: Path, tokenizer: Tokenizer, tmp_path: Path) -> AsyncI
     keys.write_text(
         line("alice", "alice")
         + line("bob", "bob")
+        + line("boss", "boss role=operator")
         + line("few", "few requests_per_minute=2")
         + line("short", "short tokens_per_minute=10")
     )
@@ -114,6 +115,58 @@ async def test_two_tenants_with_one_label_and_session_share_nothing(site: Site) 
     one, other = (each.request for each in site.router.generations)
     assert one.request_id != other.request_id
     assert one.session_key != other.session_key
+
+
+async def test_a_tenant_sees_its_own_requests_and_an_operator_all(site: Site) -> None:
+    shared = {"x-request-id": "same"}
+    ids = {}
+    for key in ("alice", "bob"):
+        done = await site.http.post(
+            "/v1/completions", json=COMPLETION, headers=http_key(key) | shared
+        )
+        ids[key] = done.json()["id"]
+    for name in (ids["alice"], "same"):
+        seen = await site.http.get(f"/v1/traces/{name}", headers=http_key("alice"))
+        assert seen.json()["request_id"] == ids["alice"].removeprefix("cmpl-")
+    hidden = await site.http.get(f"/v1/traces/{ids['bob']}", headers=http_key("alice"))
+    missing = await site.http.get(f"/v1/traces/{ids['bob'][:-1]}x", headers=http_key("alice"))
+    assert hidden.status_code == missing.status_code == 404
+    for key in ("alice", "bob"):
+        seen = await site.http.get(f"/v1/traces/{ids[key]}", headers=http_key("boss"))
+        assert seen.status_code == 200
+
+
+async def test_a_refused_request_is_found_by_its_own_tenant(site: Site) -> None:
+    body = {**COMPLETION, "max_tokens": -1}
+    headers = http_key("alice") | {"x-request-id": "refused"}
+    refused = await site.http.post("/v1/completions", json=body, headers=headers)
+    assert refused.status_code == 400
+    seen = await site.http.get("/v1/traces/refused", headers=http_key("alice"))
+    (span,) = seen.json()["spans"]
+    assert span["attributes"]["error.type"] == "invalid_value"
+    other = await site.http.get("/v1/traces/refused", headers=http_key("bob"))
+    assert other.status_code == 404
+
+
+async def test_what_speaks_of_all_tenants_needs_an_operator(site: Site) -> None:
+    site.router.reasons = ["decode-1 is lost"]
+    site.router.workers = [{"id": "decode-0", "pool": "decode", "state": "ready", "links": []}]
+    for path in ("/dashboard", "/metrics", "/v1/loads"):
+        refused = await site.http.get(path, headers=http_key("alice"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operators_only")
+        assert "role=operator" in refused.json()["error"]["message"]
+        assert (await site.http.get(path, headers=http_key("boss"))).status_code == 200
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await site.stub.GetLoad(inference_pb2.GetLoadRequest(), metadata=grpc_key("alice"))
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    loads = await site.stub.GetLoad(inference_pb2.GetLoadRequest(), metadata=grpc_key("boss"))
+    assert loads.workers
+    status = await site.http.get("/v1/status?routes=1", headers=http_key("alice"))
+    own_routes = [{"number": 0, "of": "alice"}]
+    assert status.json() == {"state": "ready", "reasons": [], "workers": [], "routes": own_routes}
+    status = await site.http.get("/v1/status?routes=1", headers=http_key("boss"))
+    assert status.json()["workers"] == site.router.workers
+    assert status.json()["routes"] == [{"number": 0, "of": None}]
 
 
 async def test_a_key_taken_out_of_the_file_closes_the_door(site: Site, tmp_path: Path) -> None:

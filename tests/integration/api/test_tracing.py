@@ -1,5 +1,10 @@
 """The span of a request: continues the caller's trace, says much and quotes nothing."""
 
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -7,9 +12,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from relevo.v1 import inference_pb2
 
+from api.tokenizer import Tokenizer
 from telemetry import provider, tracing
 from telemetry.config import TelemetryConfig
-from tests.integration.api.conftest import Site
+from tests.integration.api.conftest import ANSWER, Site, open_site
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
@@ -57,3 +63,73 @@ async def test_a_grpc_call_does_too(site: Site, exporter: InMemorySpanExporter) 
     assert span.context is not None
     assert f"{span.context.trace_id:032x}" == TRACE_ID
     assert "canary" not in repr(span.attributes)
+
+
+CANARY = "canary-5f2"
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": CANARY}]}
+
+
+async def spans_of(site: Site, label: str) -> Any:
+    return (await site.http.get(f"/v1/traces/{label}")).json()["spans"]
+
+
+async def ask_every_face(site: Site) -> list[dict[str, Any]]:
+    """Say the canary once over each face; the attributes of the requests' spans."""
+    for path, body in {
+        "/v1/chat/completions": CHAT | {"stream": True},
+        "/v1/completions": {"model": "tiny", "prompt": CANARY},
+        "/v1/messages": CHAT | {"max_tokens": 50},
+        "/v1/responses": {"model": "tiny", "input": CANARY},
+    }.items():
+        done = await site.http.post(
+            path, json=body, headers={"x-request-id": path[4:].replace("/", "-")}
+        )
+        assert done.status_code == 200, done.text
+    generation = inference_pb2.Generation(model="tiny", text=CANARY)
+    await site.stub.Generate(
+        inference_pb2.GenerateRequest(generation=generation),
+        metadata=(("x-request-id", "Generate"),),
+    )
+    chat = inference_pb2.Chat(
+        generation=inference_pb2.Generation(model="tiny"),
+        messages=[inference_pb2.ChatMessage(role="user", content=CANARY)],
+    )
+    await site.stub.Chat(inference_pb2.ChatRequest(chat=chat), metadata=(("x-request-id", "Chat"),))
+    labels = ("chat-completions", "completions", "messages", "responses", "Generate", "Chat")
+    return [
+        next(
+            each["attributes"] for each in await spans_of(site, label) if each["name"] == "request"
+        )
+        for label in labels
+    ]
+
+
+async def picture(site: Site) -> str:
+    """The first picture of the dashboard's stream."""
+    async with site.http.stream(
+        "GET", "/dashboard", headers={"accept": "text/event-stream"}
+    ) as response:
+        return await anext(response.aiter_text())
+
+
+@pytest.mark.parametrize("captures", [False, True])
+async def test_what_is_said_stands_in_spans_when_asked_for_and_nowhere_else(
+    model_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, captures: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    telemetry = TelemetryConfig(capture_content=captures)
+    async with open_site(model_path, tokenizer, telemetry=telemetry) as site:
+        spans = await ask_every_face(site)
+        page = (await site.http.get("/metrics")).text + await picture(site)
+    for text in (CANARY, ANSWER):
+        assert text not in caplog.text + page
+        assert (text in json.dumps(spans, ensure_ascii=False)) is captures
+    if not captures:
+        return
+    for found in spans:
+        (asked,) = json.loads(found["gen_ai.input.messages"])
+        assert asked == {"role": "user", "parts": [{"type": "text", "content": CANARY}]}
+        (answered,) = json.loads(found["gen_ai.output.messages"])
+        assert answered["parts"] == [{"type": "text", "content": ANSWER}]
+        assert answered["finish_reason"] == "stop"
+        assert found["relevo.content.is_cut"] is False

@@ -16,6 +16,7 @@ from load_generator.plan import make_plan
 from load_generator.target import Target
 from load_generator.trial import Trial, judge
 from router.request import FinishReason, RoutedRequest, TokenBatch
+from telemetry.config import TelemetryConfig
 from tests.fake_router import Step
 from tests.integration.api.conftest import KEY, model_path, open_site, tokenizer
 
@@ -52,7 +53,8 @@ async def test_a_contract_runs_against_our_front_and_its_log_is_replayed(
         ],
     }  # fmt: skip
     contract = make_contract(tree)
-    async with open_site(model_path, tokenizer, strict=True, request_log_file=str(log)) as site:
+    telemetry = TelemetryConfig(request_log_file=str(log))
+    async with open_site(model_path, tokenizer, strict=True, telemetry=telemetry) as site:
         site.router.script = answering
         target = Target(f"http://127.0.0.1:{site.ingress.http_port}")
         results = judge(contract, await Trial(contract, target).run(lambda _: None))

@@ -88,8 +88,41 @@ def test_quotas_stand_anywhere_behind_the_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rests", "operators"),
+    [
+        (["", ""], "12"),  # nobody is told apart: all are the owner's
+        (["alice", "alice 2"], "12"),
+        (["alice", "bob"], ""),
+        (["alice", ""], ""),
+        (["alice role=operator", "bob"], "1"),
+        (["role=operator", ""], "1"),
+        (["alice role=client", "alice"], ""),
+        (["role=client"], ""),
+        (["alice role=operator", "bob requests_per_minute=5 role=operator"], "12"),
+    ],
+)
+def test_who_sees_everything(tmp_path: Path, rests: list[str], operators: str) -> None:
+    lines = [f"{digest(str(number))} {rest}\n" for number, rest in enumerate(rests, start=1)]
+    keys = keys_in(tmp_path, "".join(lines))
+    callers = {str(n): keys.admit([f"Bearer {n}"]) for n in range(1, len(rests) + 1)}
+    assert "".join(name for name, caller in callers.items() if caller.is_operator) == operators
+    for caller in callers.values():
+        assert caller.sees_tenant == (None if caller.is_operator else caller.tenant.name)
+
+
+def test_a_second_tenant_in_the_file_takes_the_first_one_s_sight(tmp_path: Path) -> None:
+    clock = FakeClock()
+    keys = keys_in(tmp_path, f"{digest('one')} alice\n", clock=clock)
+    assert keys.admit(["Bearer one"]).is_operator
+    (tmp_path / "keys").write_text(f"{digest('one')} alice\n{digest('two')} bob\n")
+    clock.advance(RELOAD_PERIOD_S)
+    assert not keys.admit(["Bearer one"]).is_operator
+
+
+@pytest.mark.parametrize(
     "rest",
     [
+        *("a role=king", "a role=", "a Role=operator"),
         *("alice 0", "alice -1", "alice much", "alice inf", "a 1 2"),
         *("a tokens_per_minute=0", "a tokens=5", "a requests_per_minute=x", "a =5"),
     ],

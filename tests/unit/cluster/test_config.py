@@ -68,6 +68,7 @@ FIELDS = {
         "sample_ratio": 1.0,
         "slow_first_token_s": 3.0,
         "keep_traces": 256,
+        "capture_content": False,
         "request_log_file": "",
     },
 }

@@ -31,12 +31,15 @@ class Site:
         self._provider.add_span_processor(_Heard(self))
         self.tracer = self._provider.get_tracer("test")
 
-    def request(self, label: str = "r") -> trace.Span:
+    def request(self, label: str = "r", *, tenant: str = "") -> trace.Span:
         return self.tracer.start_span(
             "request",
             context=Context(),
             kind=SpanKind.SERVER,
-            attributes={attributes.RELEVO_REQUEST_LABEL: label},
+            attributes={
+                attributes.RELEVO_REQUEST_LABEL: label,
+                attributes.RELEVO_TENANT: tenant,
+            },
         )
 
     def part(self, name: str, parent: trace.Span) -> trace.Span:
@@ -72,6 +75,24 @@ def test_parts_of_parts_belong_to_their_request_whatever_ends_first() -> None:
     late.end()
     assert names(site) == ["attempt", "late", "leaf", "request"]
     assert site.store.find("None") is None  # names it was never given
+
+
+def test_a_name_finds_the_newest_request_of_whoever_asks() -> None:
+    site = Site(max_requests=MIN_REQUESTS)
+    for tenant in ("alice", "bob", "alice"):
+        site.request("same", tenant=tenant).end()
+    newest = site.store.find("same")
+    assert newest is site.store.find("same", tenant="alice")
+    assert newest is next(site.store.recent())
+    found = site.store.find("same", tenant="bob")
+    assert found is not None
+    assert found.tenant == "bob"
+    assert site.store.find(f"{found.root.context.trace_id:032x}", tenant="bob") is found  # type: ignore[union-attr]
+    assert site.store.find(f"{found.root.context.trace_id:032x}", tenant="alice") is None  # type: ignore[union-attr]
+    for number in range(MIN_REQUESTS):
+        site.request(f"other {number}", tenant="alice").end()
+    assert site.store.find("same") is None
+    assert len(site.store._named) == 2 * MIN_REQUESTS
 
 
 def test_a_span_heard_twice_counts_once() -> None:
