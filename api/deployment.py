@@ -75,8 +75,9 @@ class IngressReplica:
         await self._ingress.start()
 
     def status(self) -> dict[str, object]:
-        """The body of /v1/status, for whoever started the cluster."""
-        return self._router.status()
+        """The body of /v1/status and our last line of statistics, for who started the cluster."""
+        number, line = (0, "") if self._ingress is None else self._ingress.stats
+        return self._router.status() | {"stats": {"of": self._name, "number": number, "line": line}}
 
     def __repr__(self) -> str:
         return self._name

@@ -80,6 +80,11 @@ class Ingress:
         """The paths of the HTTP server."""
         return self._app.routes
 
+    @property
+    def stats(self) -> tuple[int, str]:
+        """Number and text of the last line of statistics; 0 while there was nothing to tell."""
+        return self._pulse.num_stats, self._pulse.stats
+
     async def start(self) -> None:
         """Listen on both ports; OSError when one is taken, and then on neither."""
         config = self._config

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+_MIB = 1024 * 1024
+
 
 class Progress:
     """Writes lines with the seconds since the start in front."""
@@ -31,19 +33,29 @@ class Progress:
 
 
 class WorkerWatch:
-    """Turns successive `/v1/status` bodies into lines: one for each worker or link that changed."""
+    """Turns successive statuses of an ingress into lines: one for each worker or link that changed,
+    and what each ingress tells of its traffic.
+    """
 
     def __init__(self, say: Callable[[str, str], None]) -> None:
         self._say = say
         self._seen: dict[str, str] = {}
+        self._num_stats: dict[str, int] = {}  # by ingress: whichever is asked answers
 
     def update(self, status: Mapping[str, Any]) -> None:
         """Say what is new in this status."""
+        self._tell_stats(status.get("stats") or {})
         for worker in status.get("workers", ()):
             self._tell(worker["id"], _worker_line(worker))
             # The decode side owns a link; the prefill side repeats it.
             for link in worker.get("links", ()) if worker["pool"] == "decode" else ():
                 self._tell(f"{worker['id']} ← {link['peer']}", _link_line(link), phase=worker["id"])
+
+    def _tell_stats(self, stats: Mapping[str, Any]) -> None:
+        name, number = stats.get("of", ""), stats.get("number", 0)
+        if number and number != self._num_stats.get(name):
+            self._num_stats[name] = number
+            self._say("stats", stats["line"])
 
     def _tell(self, key: str, line: str, *, phase: str = "") -> None:
         if self._seen.get(key) != line:
@@ -52,11 +64,16 @@ class WorkerWatch:
 
 
 def _worker_line(worker: Mapping[str, Any]) -> str:
-    kv = worker.get("kv") or {}
-    blocks = f", {kv['total']} KV blocks" if kv.get("total") else ""
-    memory = worker.get("memory") or {}
-    room = f", room for {memory['max_concurrency']} longest requests" if memory else ""
-    return f"{worker['state']} (pid {worker.get('pid')}{blocks}{room})"
+    kv, memory = worker.get("kv") or {}, worker.get("memory") or {}
+    facts = [f"pid {worker.get('pid')}"]
+    if memory:
+        facts.append(f"weights {memory['weights_bytes'] / _MIB:.0f} MiB")
+    if kv.get("total"):
+        size = f" in {memory['kv_bytes'] / _MIB:.0f} MiB" if memory else ""
+        facts.append(f"{kv['total']} KV blocks{size}")
+    if memory:
+        facts.append(f"room for {memory['max_concurrency']} longest requests")
+    return f"{worker['state']} ({', '.join(facts)})"
 
 
 def _link_line(link: Mapping[str, Any]) -> str:

@@ -45,6 +45,8 @@ class Pulse:
         self.events = ClusterEvents()
         self.ticked = asyncio.Condition()
         self.num_ticks = 0
+        self.stats = ""  # the last line of statistics of which something happened
+        self.num_stats = 0  # how many of these there were
 
     def start(self) -> None:
         """Begin to look."""
@@ -106,18 +108,17 @@ class Pulse:
         num_queued = self._upstream.num_waiting
         is_idle = traffic.is_idle and not (num_running or num_waiting or num_queued)
         used, total = (sum(each["kv"].get(key, 0) for each in workers) for key in ("used", "total"))
-        _LOGGER.log(
-            logging.DEBUG if is_idle else logging.INFO,
-            "prompt %.1f tokens/s, output %.1f tokens/s, %.2f requests/s; %d running, %d waiting,"
-            " %d queued; KV %.1f %% used; cache hits %.1f %%; first token p50 %.3f s, p95 %.3f s",
-            traffic.prompt_tokens_per_s,
-            traffic.output_tokens_per_s,
-            traffic.requests_per_s,
-            num_running,
-            num_waiting,
-            num_queued,
-            100 * used / max(total, 1),
-            100 * (traffic.cache_hit_share or 0.0),
-            traffic.first_token_p50_s or 0.0,
-            traffic.first_token_p95_s or 0.0,
+        line = (
+            f"prompt {traffic.prompt_tokens_per_s:.1f} tokens/s,"
+            f" output {traffic.output_tokens_per_s:.1f} tokens/s,"
+            f" {traffic.requests_per_s:.2f} requests/s;"
+            f" {num_running} running, {num_waiting} waiting, {num_queued} queued;"
+            f" KV {100 * used / max(total, 1):.1f} % used;"
+            f" cache hits {100 * (traffic.cache_hit_share or 0.0):.1f} %;"
+            f" first token p50 {traffic.first_token_p50_s or 0.0:.3f} s,"
+            f" p95 {traffic.first_token_p95_s or 0.0:.3f} s"
         )
+        _LOGGER.log(logging.DEBUG if is_idle else logging.INFO, "%s", line)
+        if not is_idle:
+            self.stats = line
+            self.num_stats += 1

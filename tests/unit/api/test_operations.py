@@ -142,3 +142,4 @@ def test_the_line_of_statistics_is_quiet_while_nothing_happens(
             seen.look()
     assert [each.levelname for each in caplog.records] == ["DEBUG", "DEBUG", "INFO"]
     assert "7 queued" in caplog.records[-1].message
+    assert (seen.num_stats, seen.stats) == (1, caplog.records[-1].message)

@@ -45,6 +45,30 @@ def test_each_change_of_a_worker_or_link_is_told_once() -> None:
     ]
 
 
+def test_a_ready_worker_tells_what_its_memory_holds() -> None:
+    told: list[str] = []
+    memory = {"weights_bytes": 257 * 2**20, "kv_bytes": 12 * 2**20, "max_concurrency": 8}
+    worker = {"id": "prefill-0", "pool": "prefill", "state": "ready", "pid": 7, "links": []}
+    worker |= {"kv": {"total": 64}, "memory": memory}
+    WorkerWatch(lambda _, text: told.append(text)).update({"workers": [worker]})
+    assert told == [
+        "ready (pid 7, weights 257 MiB, 64 KV blocks in 12 MiB, room for 8 longest requests)"
+    ]
+
+
+def test_the_statistics_of_each_ingress_are_told_once_and_never_while_idle() -> None:
+    told: list[tuple[str, str]] = []
+    watch = WorkerWatch(lambda phase, text: told.append((phase, text)))
+    one = {"of": "ingress-0", "number": 0, "line": ""}
+    other = {"of": "ingress-1", "number": 1, "line": "other 1"}
+    for stats in (
+        *(one, one, one | {"number": 1, "line": "one 1"}, other),
+        *(one | {"number": 1, "line": "one 1"}, other, one | {"number": 2, "line": "one 2"}),
+    ):
+        watch.update({"workers": [], "stats": stats})
+    assert told == [("stats", "one 1"), ("stats", "other 1"), ("stats", "one 2")]
+
+
 def test_the_stats_of_an_answer() -> None:
     usage = {
         "prompt_tokens": 9,
