@@ -16,6 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 _TRACER_NAME = "relevo"
 _PROPAGATOR = TraceContextTextMapPropagator()
+_MAX_CHARACTERS = {"traceparent": 256, "tracestate": 512}
 
 
 @contextmanager
@@ -161,11 +162,14 @@ def inject(metadata: list[tuple[str, str | bytes]]) -> None:
 
 
 def extract(metadata: Iterable[tuple[str, str | bytes]]) -> Context:
-    """Read the caller's trace context; an absent or malformed one gives an empty context."""
+    """Read the caller's trace context; an absent or malformed one gives an empty context.
+
+    A tracestate longer than W3C asks anybody to carry is left behind: it goes on with every call.
+    """
     carrier = {
         key: value
         for key, value in metadata
-        if key in {"traceparent", "tracestate"} and isinstance(value, str)
+        if key in _MAX_CHARACTERS and isinstance(value, str) and len(value) <= _MAX_CHARACTERS[key]
     }
     return _PROPAGATOR.extract(carrier, context=Context())
 

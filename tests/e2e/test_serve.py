@@ -74,6 +74,11 @@ def test_each_phase_and_worker_has_a_line_and_then_come_the_addresses(
     phases = [line.split()[2] for line in lines if line[:6].strip().replace(".", "").isdigit()]
     for phase in ("config", "ray", "serve", "prefill-0", "decode-0"):
         assert phase in phases, lines
+    for worker in ("prefill-0", "decode-0"):
+        (line,) = (line for line in lines if f"{worker} " in line and " ready (pid " in line)
+        for fact in ("weights", "64 KV blocks in", "longest requests"):
+            assert fact in line
+    assert any("link decode-0 ← prefill-0: ready" in line for line in lines)
     rows = [line.split("  ")[1] for line in lines if line.startswith("  ") and "://" in line]
     assert {"HTTP", "Dashboard", "API docs", "Status", "Metrics", "Ray dashboard"} <= set(rows)
     assert any(line.startswith("curl ") for line in lines)
@@ -264,6 +269,14 @@ def test_the_ray_ui_names_the_actors(cluster: ServedCluster) -> None:
     assert set(named) == {"relevo ingress", "relevo prefill", "relevo decode"}, names
     for replica_id, name in names.items():
         assert not name.startswith("relevo") or name.endswith(f" {replica_id}")
+
+
+def test_traffic_has_a_line_of_statistics_now_and_then(cluster: ServedCluster) -> None:
+    deadline = time.monotonic() + 15  # mostly there by now: a line every ten seconds
+    while not (told := [line for _, line in cluster.lines if "  stats  " in line]):
+        assert time.monotonic() < deadline, cluster.output()
+        time.sleep(0.2)
+    assert "requests/s" in told[0]
 
 
 def test_the_secrets_are_for_their_owner_only(cluster: ServedCluster) -> None:

@@ -65,6 +65,41 @@ async def test_a_grpc_call_does_too(site: Site, exporter: InMemorySpanExporter) 
     assert "canary" not in repr(span.attributes)
 
 
+HOSTILE_HEADERS = [
+    {"traceparent": "00-" + "0" * 32 + "-00f067aa0ba902b7-01"},
+    {"traceparent": f"ff-{TRACE_ID}-00f067aa0ba902b7-01"},
+    {"traceparent": TRACEPARENT.upper()},
+    {"traceparent": TRACEPARENT + "-" + "x" * 4000},
+    {"traceparent": "\x01\x02"},
+    {"traceparent": TRACEPARENT, "tracestate": "a=" + "b" * 15_000},
+    {"traceparent": TRACEPARENT, "tracestate": ",".join(f"k{n}=v" for n in range(2000))},
+    {"traceparent": TRACEPARENT, "tracestate": "=,=,;;\t"},
+    {"baggage": ",".join(f"k{n}={'v' * 100}" for n in range(100))},
+]
+
+
+@pytest.mark.parametrize("headers", HOSTILE_HEADERS, ids=lambda each: str(each)[:40])
+async def test_no_header_of_a_trace_can_harm_a_request(site: Site, headers: dict[str, str]) -> None:
+    body = {"model": "tiny", "prompt": "hi"}
+    named = {"x-request-id": "hostile"}
+    done = await site.http.post("/v1/completions", json=body, headers=headers | named)
+    assert done.status_code == 200
+    assert [each["name"] for each in await spans_of(site, "hostile")] == ["request"]
+    context = site.router.generations[-1].request.trace_context
+    assert context is not None
+    carried: list[tuple[str, str | bytes]] = []
+    with tracing.attached(context):
+        tracing.inject(carried)
+    assert sum(len(key) + len(value) for key, value in carried) < 1024
+    if "\x01" in repr(headers):
+        return  # no metadata of gRPC
+    generation = inference_pb2.Generation(model="tiny", text="hi")
+    metadata = tuple((key, value.strip()) for key, value in headers.items() if len(value) < 8000)
+    await site.stub.Generate(
+        inference_pb2.GenerateRequest(generation=generation), metadata=metadata
+    )
+
+
 CANARY = "canary-5f2"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": CANARY}]}
 

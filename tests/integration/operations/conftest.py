@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import grpc.aio
 import httpx
@@ -17,6 +18,8 @@ from tests.cluster_processes import ClusterProcesses
 from tests.integration.api.test_whole_path import until_ready
 from tests.relay import open_ingress
 from tests.tiny_model import make_tiny_model
+
+REQUEST_LOG = "requests.jsonl"
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -62,14 +65,18 @@ async def collector() -> AsyncIterator[Collector]:
 
 
 @pytest.fixture
-async def ingress(processes: ClusterProcesses, collector: Collector) -> AsyncIterator[Ingress]:
+async def ingress(
+    processes: ClusterProcesses, collector: Collector, tmp_path: Path
+) -> AsyncIterator[Ingress]:
     workers = await asyncio.to_thread(processes.ensure, decode=2)
     opening = open_ingress(
         workers,
         RouterConfig(local_prefill="never"),
         model_path=processes.model_path,
         token_file=processes.token_file,
-        telemetry=TelemetryConfig(otlp_endpoint=collector.endpoint),
+        telemetry=TelemetryConfig(
+            otlp_endpoint=collector.endpoint, request_log_file=str(tmp_path / REQUEST_LOG)
+        ),
     )
     async with opening as opened:
         yield opened

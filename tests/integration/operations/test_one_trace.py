@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from opentelemetry.trace import get_tracer_provider
 
 from tests.cluster_processes import ClusterProcesses
 from tests.integration.api.test_whole_path import BODY
-from tests.integration.operations.conftest import Collector
+from tests.integration.operations.conftest import REQUEST_LOG, Collector
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -99,7 +100,9 @@ async def test_a_request_over_a_pair_is_one_connected_trace(
     assert "quick brown fox" not in collector.text + json.dumps(trace)
 
 
-async def test_under_load_the_parts_of_every_request_sum_exactly(http: httpx.AsyncClient) -> None:
+async def test_under_load_the_parts_of_every_request_sum_exactly(
+    http: httpx.AsyncClient, tmp_path: Path
+) -> None:
     bodies = [{**BODY, "prompt": f"{n} {BODY['prompt']}", "max_tokens": 8} for n in range(16)]
     done = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
     for each in done:
@@ -112,6 +115,27 @@ async def test_under_load_the_parts_of_every_request_sum_exactly(http: httpx.Asy
         assert first + second == pytest.approx(facts["relevo.second_token_s"], abs=1e-9)
         usage = each.json()["usage"]
         assert usage["queue_time"] + usage["prompt_time"] == pytest.approx(first, abs=1e-9)
+    lines = [json.loads(line) for line in (tmp_path / REQUEST_LOG).read_text().splitlines()]
+    assert len(lines) == len(bodies)
+    for line in lines:
+        parts = line["first_token_parts_s"]
+        assert set(parts) == {"queue", "route", "prefill_wait", "prefill", "wire"}
+        assert sum(parts.values()) == pytest.approx(line["first_token_s"], abs=1e-9)
+        first_and_second = line["first_token_s"] + sum(line["second_token_parts_s"].values())
+        assert first_and_second == pytest.approx(line["second_token_s"], abs=1e-9)
+    page = (await http.get("/metrics")).text
+    summed_s = sum(line["first_token_s"] for line in lines)
+    assert total(page, "relevo_time_to_first_token_seconds_sum") == pytest.approx(summed_s)
+    assert total(page, "relevo_ttft_part_seconds_sum") == pytest.approx(summed_s)
+    assert total(page, "relevo_ttft_part_seconds_count") == 5 * len(bodies)
+    second_s = sum(line["second_token_s"] for line in lines)
+    assert total(page, "relevo_second_token_part_seconds_sum") == pytest.approx(second_s - summed_s)
+
+
+def total(page: str, name: str) -> float:
+    """The sum over all series of a metric."""
+    series = (line for line in page.splitlines() if line.partition("{")[0].split()[0] == name)
+    return sum(float(line.rsplit(" ", 1)[1]) for line in series)
 
 
 def sums(facts: dict[str, Any], prefix: str) -> float:

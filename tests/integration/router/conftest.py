@@ -11,7 +11,7 @@ from relevo.v1 import common_pb2
 from router.config import RouterConfig
 from router.discovery import StaticDiscovery
 from router.generation import Generation
-from router.request import RoutedRequest, TokenBatch
+from router.request import EVERYBODY, RoutedRequest, Tenant, TokenBatch
 from router.router import Router
 from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
@@ -85,6 +85,7 @@ class FakeCluster:
         request_id: str = "request",
         num_choices: int = 1,
         label: str = "",
+        tenant: Tenant = EVERYBODY,
     ) -> Generation:
         return self.router.generate(
             RoutedRequest(
@@ -94,6 +95,7 @@ class FakeCluster:
                 timeout_s=timeout_s,
                 num_choices=num_choices,
                 request_label=label,
+                tenant=tenant,
             )
         )
 

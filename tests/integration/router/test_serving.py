@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from relevo.v1 import common_pb2
 
-from router.request import FinishReason
+from router.request import FinishReason, Tenant
 from tests.fake_workers import expected_tokens
 from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
@@ -170,6 +170,12 @@ async def test_routes_show_the_terms_of_the_cost(cluster: FakeCluster) -> None:
     assert route["chosen"]["cost"]["total_s"] > 0
     assert route["next_best"]["prefill"] == "prefill-0"
     assert "routes" not in router.status()
+    # Of another tenant's requests nothing is told, and they push none of its own out.
+    await collect(cluster.generate(tenant=Tenant(name="bob"), request_id="other"))
+    [own] = router.status(num_routes=1, tenant="")["routes"]
+    assert own["request_id"] == route["request_id"]
+    assert len(router.status(num_routes=5)["routes"]) == 2
+    assert router.status(num_routes=5, tenant="alice")["routes"] == []
 
 
 async def test_metrics_count_each_request_once(cluster: FakeCluster) -> None:

@@ -55,6 +55,24 @@ def test_extract_gives_an_empty_context_for_nothing_and_for_nonsense():
     assert tracing.trace_id_of(tracing.extract(SAMPLED)) == TRACE_ID
 
 
+@pytest.mark.parametrize(
+    ("tracestate", "is_kept"),
+    [
+        ("vendor=1,other=2", True),
+        ("x" * 300 + "=1", False),
+        (",".join(f"k{n}={'v' * 200}" for n in range(3)), False),  # would fill our own metadata
+        (b"\xff=1", False),
+    ],
+)
+def test_a_long_or_broken_tracestate_goes_no_further(tracestate, is_kept):
+    context = tracing.extract([*SAMPLED, ("tracestate", tracestate)])
+    assert tracing.trace_id_of(context) == TRACE_ID
+    with tracing.attached(context):
+        metadata = []
+        tracing.inject(metadata)
+    assert [key for key, _ in metadata] == ["traceparent"] + ["tracestate"] * is_kept
+
+
 def test_extract_does_not_inherit_the_context_it_runs_in(spans):
     with tracing.span("unrelated"):
         assert tracing.trace_id_of(tracing.extract([])) == ""
