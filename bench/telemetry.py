@@ -1,26 +1,30 @@
 """What it costs to see: throughput at 16 streams with metrics, and with every request traced.
 
     .venv/bin/python -m bench.telemetry [--rounds 6] [--model PATH] [--tokens 32] [--streams 16]
+        [--append FILE]
 
 Starts three clusters of one prefill and one decode process and an ingress: `plain` writes no
 metrics of the ingress and no spans, `metrics` writes metrics, `traced` records all spans of every
 request, too, and exports them to a collector that is not there. In each round each cluster serves
 the same number of streams, in turns; the order rotates. Prints tokens per second and the processor
 time each token took in all three processes of a cluster, and the ratios within a round: their
-median and spread. Processor time is the steadier of the two on a machine that does other things.
+median, its 90 % interval (by resampling rounds) and spread. Processor time is the steadier of the
+two on a machine that does other things. With --append the rounds are added to those of the file,
+and all of them count: several short runs at quiet moments are as good as a long one.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -164,10 +168,9 @@ async def measure(cluster: "Cluster", options: argparse.Namespace, *, seed: int)
 class Cluster:
     """One of the three, with all of its processes."""
 
-    def __init__(self, child: subprocess.Popen[str]) -> None:
-        assert child.stdout is not None
-        self.port = int(child.stdout.readline())
-        ingress_process = psutil.Process(child.pid)
+    def __init__(self, pid: int, port: int) -> None:
+        self.port = port
+        ingress_process = psutil.Process(pid)
         self._processes = [ingress_process, *ingress_process.children(recursive=True)]
 
     def cpu_s(self) -> float:
@@ -178,12 +181,16 @@ class Cluster:
 async def compare(clusters: dict[str, Cluster], options: argparse.Namespace) -> None:
     """Load all in turns and print the ratios."""
     names = list(clusters)
-    rounds: list[dict[str, Cost]] = []
+    rounds = _read_rounds(options.append)
+    seed = random.randrange(1000)  # no prompt of an earlier run is cached
     for number in range(options.rounds + 1):
         order = names[number % 3 :] + names[: number % 3]
-        seen = {name: await measure(clusters[name], options, seed=number) for name in order}
+        seen = {name: await measure(clusters[name], options, seed=seed + number) for name in order}
         if number > 0:  # the first warms up
             rounds.append(seen)
+            if options.append is not None:
+                with options.append.open("a") as file:
+                    file.write(json.dumps({name: asdict(seen[name]) for name in names}) + "\n")
             told = (
                 f"{n} {seen[n].tokens_per_s:6.1f} tok/s {seen[n].cpu_ms:6.2f} ms" for n in names
             )
@@ -193,10 +200,26 @@ async def compare(clusters: dict[str, Cluster], options: argparse.Namespace) -> 
             ratios = sorted(
                 getattr(each[name], what) / getattr(each[base], what) for each in rounds
             )
+            low, high = _interval(ratios)
             print(
-                f"{name} over {base}, {what}: median {statistics.median(ratios):.3f},"
-                f" spread {ratios[0]:.3f} to {ratios[-1]:.3f}, {len(ratios)} rounds"
+                f"{name} over {base}, {what}: median {statistics.median(ratios):.4f}"
+                f" ({low:.4f} to {high:.4f}), spread {ratios[0]:.3f} to {ratios[-1]:.3f},"
+                f" {len(ratios)} rounds"
             )
+
+
+def _interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Where the median lies in 90 % of the samples one could have drawn instead."""
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[100], medians[1899]
+
+
+def _read_rounds(path: Path | None) -> list[dict[str, Cost]]:
+    if path is None or not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: Cost(**cost) for name, cost in line.items()} for line in lines]
 
 
 def main() -> None:
@@ -206,13 +229,15 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--model", type=Path, default=Path(".models/smollm2-135m-instruct"))
+    parser.add_argument("--append", type=Path, help="keep the rounds in this file, and count its")
     parser.add_argument("--serve", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve(options.serve, options.model))
         return
     with ExitStack() as stack:
-        children = {}
+        children: dict[str, subprocess.Popen[str]] = {}
+        clusters: dict[str, Cluster] = {}
         for name in VARIANTS:
             command = [sys.executable, "-m", "bench.telemetry", "--serve", name]
             child = subprocess.Popen(
@@ -225,7 +250,9 @@ def main() -> None:
             if child.stdin is not None:
                 stack.callback(child.stdin.close)
             children[name] = child
-        clusters = {name: Cluster(child) for name, child in children.items()}
+        for name, child in children.items():
+            assert child.stdout is not None
+            clusters[name] = Cluster(child.pid, int(child.stdout.readline()))
         asyncio.run(compare(clusters, options))
 
 
