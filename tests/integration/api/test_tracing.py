@@ -70,7 +70,7 @@ HOSTILE_HEADERS = [
     {"traceparent": f"ff-{TRACE_ID}-00f067aa0ba902b7-01"},
     {"traceparent": TRACEPARENT.upper()},
     {"traceparent": TRACEPARENT + "-" + "x" * 4000},
-    {"traceparent": "\x01\x02"},
+    {"traceparent": "00-zz-%00-;"},
     {"traceparent": TRACEPARENT, "tracestate": "a=" + "b" * 15_000},
     {"traceparent": TRACEPARENT, "tracestate": ",".join(f"k{n}=v" for n in range(2000))},
     {"traceparent": TRACEPARENT, "tracestate": "=,=,;;\t"},
@@ -91,8 +91,6 @@ async def test_no_header_of_a_trace_can_harm_a_request(site: Site, headers: dict
     with tracing.attached(context):
         tracing.inject(carried)
     assert sum(len(key) + len(value) for key, value in carried) < 1024
-    if "\x01" in repr(headers):
-        return  # no metadata of gRPC
     generation = inference_pb2.Generation(model="tiny", text="hi")
     metadata = tuple((key, value.strip()) for key, value in headers.items() if len(value) < 8000)
     await site.stub.Generate(
