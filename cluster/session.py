@@ -23,6 +23,7 @@ from cluster.config import ClusterConfig
 from cluster.placement import unplaceable
 from cluster.progress import WorkerWatch
 from cluster.start_error import StartError
+from cluster.worker_logs import WorkerLogs
 from telemetry import grafana
 
 APPLICATION = "relevo"
@@ -48,6 +49,7 @@ class Session:
         self._run_directory = run_directory
         self._say = say
         self._watch = WorkerWatch(say)
+        self._logs = WorkerLogs(run_directory / RAY_DIRECTORY / "session_latest" / "logs", say)
         self._had_serve = False
         self._has_deployed = False
         self._ray_processes: list[psutil.Process] = []
@@ -136,6 +138,7 @@ class Session:
         last_message, reported_at_s = "", time.monotonic()
         while True:
             self._check_ray()
+            self._logs.update()
             overview = serve.status().applications.get(APPLICATION)
             if overview is not None:
                 if overview.status is ApplicationStatus.DEPLOY_FAILED:
@@ -145,6 +148,7 @@ class Session:
                     self._say("serve", message)
                     last_message = message
                 if self._is_ready(overview):
+                    self._logs.update()
                     return
             if time.monotonic() - reported_at_s > REPORT_AGAIN_S:
                 reported_at_s = time.monotonic()
