@@ -1,6 +1,8 @@
 """What the ingress makes of its numbers: rates, quantiles, events, the line of statistics."""
 
 import logging
+import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from api.operations.cluster_events import ClusterEvents
 from api.operations.pulse import Pulse
 from api.operations.traffic import Traffic, quantile
+from router.cost import Cost
 from telemetry import metrics
 from telemetry.metrics import Metrics
 from telemetry.prometheus_sink import PrometheusSink
@@ -109,6 +112,13 @@ def test_a_process_that_took_the_place_of_a_lost_one_speaks_for_it() -> None:
         "decode-0 is lost",
         "decode-0 is ready",
     ]
+
+
+def test_the_dashboard_draws_every_term_of_the_cost() -> None:
+    page = files("api").joinpath("static/dashboard.html").read_text()
+    (terms,) = re.findall(r"const TERMS = \{(.*)\}", page)
+    drawn = {f"{each.partition(':')[0].strip()}_s" for each in terms.split(",")}
+    assert drawn == set(Cost._fields) - {"total_s"}
 
 
 def pulse(router: FakeRouter, clock: FakeClock) -> tuple[Pulse, PrometheusSink]:
