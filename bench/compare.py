@@ -1,7 +1,7 @@
 """Any OpenAI-compatible servers on the same work, in turn: A B A B, medians, spreads, ratios.
 
     .venv/bin/python -m bench.compare bench/servers.yaml [--only relevo,vllm] [--work W1,W2]
-        [--rounds 3] [--json FILE] [--plot FILE]
+        [--rounds 3] [--within SECONDS] [--json FILE] [--plot FILE]
 
 The servers' file says how each is started, or where it runs; `bench/peers.md` says how to install
 the others. What each piece of work is: `bench/workloads.py`. Ratios are to the first server.
@@ -15,12 +15,13 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.peer_server import PeerServer, read_specs, running
-from bench.workloads import TOKEN_IDS, Asking, Measured, measure
+from bench.workloads import Asking, Measured, measure
 from load_generator.client import Client
 from sim.figures import pyplot, save
 
@@ -42,24 +43,30 @@ async def compare(
     work: Sequence[str],
     *,
     rounds: int,
+    within_s: float = float("inf"),
     scale: float = 1.0,
-    token_ids: tuple[int, int] = TOKEN_IDS,
     seed: int = 1,
 ) -> Results:
-    """Every server does every piece of work in every round."""
+    """Every server does every piece of work in every round; none begins that would end late."""
     models = {server.name: await asyncio.to_thread(server.wait_until_ready) for server in servers}
     results: Results = {name: {server.name: [] for server in servers} for name in work}
     for server in servers:
         server.freeze()
+    started_s = time.monotonic()
+    longest_s = 0.0  # of a round
     for number in range(rounds + 1):  # the first warms them up: it is small, and not kept
+        round_s = time.monotonic()
+        if number > 1 and round_s + longest_s - started_s > within_s:
+            break
         size = scale if number else scale * WARM_UP_SCALE
         for name in work:
             for server in servers:
                 rng = random.Random(f"{seed}/{number}/{name}")
-                measured = await _measure(server, models[server.name], name, rng, size, token_ids)
+                measured = await _measure(server, models[server.name], name, rng, size)
                 if number > 0:
                     results[name][server.name].append(measured)
                 print(_line(number, name, server.name, measured), file=sys.stderr, flush=True)
+        longest_s = max(longest_s, time.monotonic() - round_s)
     return results
 
 
@@ -69,7 +76,6 @@ async def _measure(
     name: str,
     rng: random.Random,
     scale: float,
-    token_ids: tuple[int, int],
 ) -> Measured:
     spec = server.spec
     path = "/v1/chat/completions" if spec.prompts == "chat" else "/v1/completions"
@@ -81,7 +87,6 @@ async def _measure(
                 model=model,
                 prompts=spec.prompts,
                 extra_body=spec.extra_body,
-                token_ids=token_ids,
             )
             return await measure(name, asking, rng, scale=scale)
     finally:
@@ -203,6 +208,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names, the first is what the others are beside")
     parser.add_argument("--work", default=",".join(WORK))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--within", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
@@ -212,7 +218,9 @@ def main() -> int:
     print(f"logs of the servers: {log_folder}", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(running(name, specs[name], log_folder)) for name in names]
-        results = asyncio.run(compare(servers, options.work.split(","), rounds=options.rounds))
+        work = options.work.split(",")
+        comparing = compare(servers, work, rounds=options.rounds, within_s=options.within)
+        results = asyncio.run(comparing)
     print_table(results)
     if options.json:
         options.json.write_text(to_json(results))

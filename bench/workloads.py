@@ -36,11 +36,10 @@ class Asking:
     model: str
     prompts: str
     extra_body: dict[str, Any]
-    token_ids: tuple[int, int] = TOKEN_IDS
 
     def maker(self) -> PromptMaker:
         """Makes prompts in the form it takes."""
-        return PromptMaker(self.prompts, self.token_ids)
+        return PromptMaker(self.prompts, TOKEN_IDS)
 
     def request(self, tokens: Sequence[Any], num_output_tokens: int) -> PlannedRequest:
         """One request of these tokens."""
