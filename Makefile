@@ -58,7 +58,7 @@ NONE_MATCHED = $(if $(ARGS),|| [ $$? = 5 ])
 export PYTHONUNBUFFERED = 1
 export TQDM_DISABLE = 1
 
-.PHONY: help setup gemma serve test unit check fmt protos published docs site dashboards soak gpu gpu2 size ci lock audit
+.PHONY: help setup gemma serve test unit check fmt protos published docs site dashboards soak gpu gpu2 size lock audit
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -123,8 +123,6 @@ gpu2: $(STAMP) ## what needs two CUDA devices: links between them
 
 size: $(STAMP) ## lines per file and the longest functions
 	$(BIN)/python -m bench.size
-
-ci: check test ## what .ci/run does
 
 lock: $(STAMP) ## write the lock files anew: the versions of constraints.txt with their hashes
 	grep -v '^torch==' constraints.txt | $(BIN)/uv pip compile -q --no-deps --no-annotate --no-header \

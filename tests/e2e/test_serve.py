@@ -6,6 +6,7 @@ One cluster for the module; the tests run in the order of the file, the last one
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from tests.served_cluster import RELEVO, ServedCluster, is_taken
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
+LOOPBACK = {"127.0.0.1", "::1"}
 BODY = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "Say hello to the world."}],
@@ -179,15 +181,31 @@ def family(cluster: ServedCluster) -> list[psutil.Process]:
     return [launcher, *launcher.children(recursive=True)]
 
 
-def test_our_sockets_are_on_loopback_only(cluster: ServedCluster) -> None:
+def listed_for_ray() -> dict[str, int]:
+    """What SECURITY.md says: a piece of a command line -> how many ports on all interfaces."""
+    text = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)`[^|]*\| up to (\d+)[^|]*\|$", text, re.MULTILINE)
+    assert len(rows) > 5
+    return {piece: int(count) for piece, count in rows}
+
+
+def test_our_sockets_are_on_loopback_and_the_others_are_those_on_the_list(
+    cluster: ServedCluster,
+) -> None:
+    listed, too_many = listed_for_ray(), []
     own_ports = {cluster.http_port, cluster.grpc_port}
-    found = {
-        connection.laddr.port: connection.laddr.ip.removeprefix("::ffff:")
-        for child in psutil.Process(cluster.process.pid).children(recursive=True)
-        for connection in child.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port in own_ports
-    }
-    assert found == dict.fromkeys(own_ports, "127.0.0.1")
+    for process in family(cluster):
+        listeners = listening([process])
+        open_to_all = {port for port, address in listeners.items() if address not in LOOPBACK}
+        command = " ".join(process.cmdline())
+        allowed = next((count for piece, count in listed.items() if piece in command), 0)
+        if len(open_to_all) > allowed:
+            too_many.append(f"{command[:120]}: {listeners}")
+        assert not own_ports & open_to_all
+        # The worker's own gRPC port, or the two of an ingress.
+        if "ServeReplica" in command:
+            assert set(listeners) - open_to_all, command
+    assert too_many == []
 
 
 def test_ray_asks_for_its_token(cluster: ServedCluster) -> None:

@@ -8,10 +8,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from engine.engine import Engine
 from router.config import RouterConfig
 from tests.asks import every_ask
 from tests.gated_cluster import GatedCluster, gated_cluster
-from tests.integration.recovery.conftest import ENGINE
+from tests.integration.recovery.conftest import ENGINE, Inject
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -91,3 +92,45 @@ async def test_what_a_frozen_worker_tells_after_it_wakes_changes_nothing(
             assert answer == told, (name, ask.label)
         await cluster.until_ready()
         await cluster.until_quiet()
+
+
+async def test_a_predicted_step_of_five_seconds_is_no_death(
+    cluster: GatedCluster, inject: Inject
+) -> None:
+    (ask,) = (ask for ask in every_ask("??") if ask.name == "plain")
+    expected = await ask.send(cluster.http, cluster.stub, salt="before")
+    for name, worker in cluster.workers.items():
+        if name.startswith("decode"):
+            await worker._engine_loop.call(_expect_steps_of_five_seconds)
+    inject({"point": "decode_step", "action": "delay", "delay_s": 5.0, "after": 2})
+    started_at_s = time.monotonic()
+    answer = await ask.send(cluster.http, cluster.stub, salt="during")
+    assert time.monotonic() - started_at_s > 5.0
+    assert answer == expected
+    assert cluster.upstream.status()["state"] == "ready"
+    assert await _num_migrations(cluster) == 0
+    await cluster.until_quiet()
+
+
+def _expect_steps_of_five_seconds(engine: Engine) -> None:
+    for _ in range(50):
+        engine.rates.observe(num_decodes=1, num_chunk_tokens=0, duration_s=5.0)
+
+
+async def test_a_slow_network_is_no_death(cluster: GatedCluster) -> None:
+    asks = [ask for ask in every_ask("??") if ask.name in {"plain", "penalties"}]
+    expected = [await ask.send(cluster.http, cluster.stub, salt="before") for ask in asks]
+    for gate in cluster.gates.values():
+        gate.slow_down(0.7)
+    answers = await asyncio.gather(
+        *(ask.send(cluster.http, cluster.stub, salt="during") for ask in asks)
+    )
+    assert answers == expected
+    assert await _num_migrations(cluster) == 0
+    await cluster.until_quiet()
+
+
+async def _num_migrations(cluster: GatedCluster) -> float:
+    text = (await cluster.http.get("/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("relevo_migrations_total{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)

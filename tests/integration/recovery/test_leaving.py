@@ -1,9 +1,10 @@
-"""A client's time runs out: everything it held is free at once. Labels are labels only."""
+"""A client leaves, or its time runs out, in any phase: everything it held is free at once."""
 
 import asyncio
 import json
+import random
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import grpc.aio
@@ -18,6 +19,7 @@ from tests.integration.recovery.conftest import Inject
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 WITHIN_S = 1.0
+HELD_WITHIN_S = 2.0
 BODY = {"prompt": PROMPT * 8, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 # The client's label chooses the phase that is stretched, so that it can be left in its middle.
 FAULTS = [
@@ -34,6 +36,60 @@ FAULTS = [
         ("decode_step", "slow-decode", 0.2),
     )
 ]
+Client = Callable[[GatedCluster, str, str], Coroutine[Any, Any, None]]
+
+
+async def http_whole(cluster: GatedCluster, label: str, salt: str) -> None:
+    body = {"model": "tiny", **BODY, "cache_salt": salt}
+    await cluster.http.post("/v1/completions", json=body, headers={"x-request-id": label})
+
+
+async def http_stream(cluster: GatedCluster, label: str, salt: str) -> None:
+    body = {"model": "tiny", **BODY, "cache_salt": salt, "stream": True}
+    headers = {"x-request-id": label}
+    async with cluster.http.stream("POST", "/v1/completions", json=body, headers=headers) as stream:
+        async for _ in stream.aiter_bytes():
+            pass
+
+
+async def grpc_whole(cluster: GatedCluster, label: str, salt: str) -> None:
+    generation = generation_of({"model": "tiny", **BODY, "cache_salt": salt})
+    request = inference_pb2.GenerateRequest(generation=generation)
+    await cluster.stub.Generate(request, metadata=(("x-request-id", label),))
+
+
+async def grpc_stream(cluster: GatedCluster, label: str, salt: str) -> None:
+    generation = generation_of({"model": "tiny", **BODY, "cache_salt": salt})
+    request = inference_pb2.GenerateStreamRequest(generation=generation)
+    async for _ in cluster.stub.GenerateStream(request, metadata=(("x-request-id", label),)):
+        pass
+
+
+CLIENTS: tuple[Client, ...] = (http_whole, http_stream, grpc_whole, grpc_stream)
+
+
+def total(cluster: GatedCluster, pool: str, field: str) -> int:
+    loads = [report.load for report in cluster.upstream.loads() if report.pool == pool]
+    return sum(getattr(load, field) for load in loads)
+
+
+def num_tokens(cluster: GatedCluster) -> list[int]:
+    """Tokens of each running request so far."""
+    running = cluster.ingress.serving._running.values()
+    return [each.stream.report.num_completion_tokens for each in running]
+
+
+# Each client is in this phase.
+PHASES: dict[str, tuple[str, Callable[[GatedCluster], bool]]] = {
+    "queued": ("slow-decode", lambda c: c.upstream.num_waiting == len(CLIENTS)),
+    "prefill": (
+        "slow-prefill",
+        lambda c: total(c, "prefill", "num_running") + total(c, "prefill", "num_waiting") == 4,
+    ),
+    "transfer": ("slow-transfer", lambda c: total(c, "decode", "num_transferring") == len(CLIENTS)),
+    "first token": ("slow-transfer", lambda c: num_tokens(c) == [1] * len(CLIENTS)),
+    "decode": ("slow-decode", lambda c: sum(count >= 3 for count in num_tokens(c)) == len(CLIENTS)),
+}
 
 
 def is_free(cluster: GatedCluster) -> bool:
@@ -44,6 +100,86 @@ def is_free(cluster: GatedCluster) -> bool:
         and cluster.upstream.num_waiting == 0
         and not any(load.num_running or load.num_waiting or load.blocks.used for load in loads)
     )
+
+
+async def leave_in(cluster: GatedCluster, phase: str) -> None:
+    """All four clients reach this phase and leave; what they held is free in time."""
+    label, is_reached = PHASES[phase]
+    calls = [
+        asyncio.create_task(client(cluster, label, f"{phase}-{client.__name__}"))
+        for client in CLIENTS
+    ]
+    await cluster.until(lambda: is_reached(cluster) or any(c.done() for c in calls), 20.0)
+    assert not any(call.done() for call in calls), phase
+    for call in calls:
+        call.cancel()
+    left_at_s = time.monotonic()
+    await cluster.until(lambda: is_free(cluster), WITHIN_S)
+    if phase != "queued":
+        await cluster.until_quiet(HELD_WITHIN_S - (time.monotonic() - left_at_s))
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_who_leaves_in_any_phase_frees_everything_within_a_second(
+    cluster: GatedCluster, inject: Inject
+) -> None:
+    inject(*FAULTS)
+    prefills = [cluster.gates[f"prefill-{number}"] for number in range(2)]
+    for phase in PHASES:
+        if phase == "queued":
+            for gate in prefills:
+                gate.cut()
+            await cluster.until(lambda: not cluster.upstream.is_ready(), 5.0)
+        await leave_in(cluster, phase)
+        for gate in prefills:
+            gate.open()
+        await cluster.until_ready()
+
+
+async def test_two_hundred_immediate_cancels_leave_no_task_no_block_no_gauge(
+    cluster: GatedCluster,
+) -> None:
+    await asyncio.gather(*(_left_after(client, cluster, 0.5) for client in CLIENTS))
+    await cluster.until_quiet()
+    num_tasks = len(asyncio.all_tasks())
+    rng = random.Random(5)
+    await asyncio.gather(
+        *(
+            _left_after(CLIENTS[number % 4], cluster, rng.choice([0.0, 0.01, 0.1]) * rng.random())
+            for number in range(200)
+        )
+    )
+    await cluster.until(lambda: is_free(cluster), 3.0)
+    await cluster.until_quiet(HELD_WITHIN_S)
+    await cluster.until(lambda: len(asyncio.all_tasks()) <= num_tasks, 3.0)
+    # Metrics come with the state, once a second.
+    end_s = time.monotonic() + 5.0
+    while above_zero := [line for line in await _gauges(cluster) if not line.endswith(" 0.0")]:
+        assert time.monotonic() < end_s, above_zero
+        await asyncio.sleep(0.2)
+
+
+async def _gauges(cluster: GatedCluster) -> list[str]:
+    """What is zero when nothing runs."""
+    lines = (await cluster.http.get("/metrics")).text.splitlines()
+    names = ("running", "waiting", "transferring")
+    wanted = [f"relevo_requests_{name}{{" for name in names] + ["relevo_kv_leases_open{"]
+    gauges = [line for line in lines if line.startswith(tuple(wanted))]
+    states = [f'state="{state}"' for state in ("used", "held", "quarantined")]
+    gauges += [
+        line
+        for line in lines
+        if line.startswith("relevo_kv_blocks{") and any(state in line for state in states)
+    ]
+    assert len(gauges) >= 4 * 6, gauges
+    return gauges
+
+
+async def _left_after(client: Client, cluster: GatedCluster, delay_s: float) -> None:
+    call = asyncio.create_task(client(cluster, "left", f"{random.random()}"))
+    await asyncio.sleep(delay_s)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
 
 
 async def fails_as(call: Awaitable[Any], code: grpc.StatusCode) -> None:
