@@ -59,6 +59,7 @@ async def test_readiness_is_a_choice_of_workers_and_health_is_the_process(
             await cluster.until(lambda: not cluster.upstream.is_ready(), 5.0)
             assert await states(cluster) == (200, 503, "unavailable")
             assert await check() == NOT_SERVING
+            await cluster.until(lambda: told[-1] == NOT_SERVING, 2.0)
             cluster.gates["decode-0"].open()
             cluster.gates["prefill-0"].open()
             await cluster.until_ready()
@@ -97,7 +98,7 @@ async def test_what_a_frozen_worker_tells_after_it_wakes_changes_nothing(
 async def test_a_predicted_step_of_five_seconds_is_no_death(
     cluster: GatedCluster, inject: Inject
 ) -> None:
-    (ask,) = (ask for ask in every_ask("??") if ask.name == "plain")
+    ask = next(ask for ask in every_ask("??") if ask.name == "plain")
     expected = await ask.send(cluster.http, cluster.stub, salt="before")
     for name, worker in cluster.workers.items():
         if name.startswith("decode"):
@@ -121,7 +122,7 @@ async def test_a_slow_network_is_no_death(cluster: GatedCluster) -> None:
     asks = [ask for ask in every_ask("??") if ask.name in {"plain", "penalties"}]
     expected = [await ask.send(cluster.http, cluster.stub, salt="before") for ask in asks]
     for gate in cluster.gates.values():
-        gate.slow_down(0.7)
+        gate.slow_down(0.3)
     answers = await asyncio.gather(
         *(ask.send(cluster.http, cluster.stub, salt="during") for ask in asks)
     )
