@@ -8,6 +8,7 @@ import typer
 
 from cluster.cli_batch import batch
 from cluster.cli_bench import bench
+from cluster.cli_plan import plan
 from cluster.cli_sim import sim
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ config_app = typer.Typer(
     help="Show or check the configuration.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(config_app, name="config")
+app.command()(plan)
 app.command()(sim)
 app.command()(bench)
 app.command()(batch)

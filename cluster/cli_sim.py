@@ -36,7 +36,7 @@ def sim(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
     ] = False,
     requests: Annotated[int, typer.Option(min=0, help="Only so many; 0: all.")] = 0,
     hardware: Annotated[
-        str, typer.Option(help="h100, h200, or a JSON file of measured values.")
+        str, typer.Option(help="a100, h100, h200, or a JSON file of measured values.")
     ] = "h100",
     model: Annotated[str, typer.Option(help="llama-8b, or llama-70b on 4 GPUs a worker.")] = (
         "llama-8b"

@@ -15,7 +15,7 @@ from engine.kv_cache import LAYOUT_VERSION, KVCache
 from engine.live_requests import LiveRequests
 from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput, StepStats
 from engine.memory_report import MemoryReport
-from engine.model_runner import ModelRunner, choose_num_blocks
+from engine.model_runner import ModelRunner
 from engine.output import add_logprobs, make_output, note_sampled, note_scheduled
 from engine.rates import Rates
 from engine.request import Request, RequestOutput, RequestStatus, Reservation
@@ -49,7 +49,7 @@ class Engine:
         self._now = now
         self._runner = ModelRunner(config)
         self.spec = self._runner.spec
-        num_blocks = choose_num_blocks(config, self.spec, self._runner.max_model_len)
+        num_blocks = self._runner.choose_num_blocks(config)
         is_kv_shared = is_kv_shared and self.spec.device == "cpu"
         self.kv_cache = KVCache(self.spec, num_blocks, is_shared=is_kv_shared)
         self.max_model_len = min(self._runner.max_model_len, num_blocks * config.block_size)

@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from sim.devices import DEVICES, Device
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
@@ -59,92 +61,83 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A data sheet, and which share of it is reached."""
-
-    flops: float  # dense bfloat16
-    bytes_per_s: float  # of its memory
-    num_bytes: float
-    link_bytes_per_s: float  # network, one direction
-    flops_share: float = 0.5
-    bytes_share: float = 0.7
-    link_share: float = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What counts of a dense model in bfloat16."""
+    """What a step does with a model."""
 
-    num_parameters: float
-    num_layers: int
-    hidden_size: int
+    weight_bytes: float  # read by every step
+    token_flops: float  # of one token through all layers
+    pair_flops: float  # of attention, for a token and each before it
     kv_bytes_per_token: int
-    num_gpus: int  # a worker of it has
+    head_flops: float = 0.0  # of a token whose successor is sampled
+    itemsize: int = 2  # of the numbers that are multiplied
+    num_gpus: int = 1  # a worker of it has
 
 
-# Sources: NVIDIA's data sheets of H100 SXM and H200 SXM; a 400 Gbit/s card for each GPU.
-GPUS: Mapping[str, Gpu] = {
-    "h100": Gpu(flops=989e12, bytes_per_s=3.35e12, num_bytes=80e9, link_bytes_per_s=50e9),
-    "h200": Gpu(flops=989e12, bytes_per_s=4.8e12, num_bytes=141e9, link_bytes_per_s=50e9),
-}
-# Sources: the models' published configurations.
+# Sources: the models' published configurations. Scores of attention, and their sum over the values:
+# two multiplications and additions each.
 MODELS: Mapping[str, Model] = {
     "llama-8b": Model(
-        num_parameters=8.03e9,
-        num_layers=32,
-        hidden_size=4096,
+        weight_bytes=2 * 8.03e9,
+        token_flops=2 * 8.03e9,
+        pair_flops=4.0 * 32 * 4096,
         kv_bytes_per_token=131_072,
-        num_gpus=1,
     ),
     "llama-70b": Model(
-        num_parameters=70.6e9,
-        num_layers=80,
-        hidden_size=8192,
+        weight_bytes=2 * 70.6e9,
+        token_flops=2 * 70.6e9,
+        pair_flops=4.0 * 80 * 8192,
         kv_bytes_per_token=327_680,
         num_gpus=4,
     ),
 }
 USABLE_MEMORY = 0.9
-FIXED_S = 0.002
+REQUEST_S = 0.00002
 
 
-def from_data_sheet(gpu: Gpu, model: Model) -> Hardware:
+def from_data_sheet(device: Device, model: Model) -> Hardware:
     """Roofline of a model on its GPUs; their number divides all work evenly."""
-    flops = gpu.flops * gpu.flops_share * model.num_gpus
-    bytes_per_s = gpu.bytes_per_s * gpu.bytes_share * model.num_gpus
-    weight_bytes = 2.0 * model.num_parameters
-    kv_bytes = gpu.num_bytes * model.num_gpus * USABLE_MEMORY - weight_bytes
+    device_flops = device.flops if model.itemsize == 2 else device.wide_flops
+    flops = device_flops * device.flops_share * model.num_gpus
+    bytes_per_s = device.bytes_per_s * device.bytes_share * model.num_gpus
+    kv_bytes = device.num_bytes * model.num_gpus * USABLE_MEMORY - model.weight_bytes
     return Hardware(
-        fixed_s=FIXED_S,
-        weights_s=weight_bytes / bytes_per_s,
-        token_s=2.0 * model.num_parameters / flops,
-        # Scores and their sum over the values: two multiplications and additions each.
-        attention_s=4.0 * model.num_layers * model.hidden_size / flops,
-        request_s=0.00002,
+        fixed_s=device.fixed_s,
+        weights_s=model.weight_bytes / bytes_per_s,
+        token_s=model.token_flops / flops,
+        attention_s=model.pair_flops / flops,
+        request_s=REQUEST_S + model.head_flops / flops,
         kv_token_s=model.kv_bytes_per_token / bytes_per_s,
-        num_kv_tokens=int(kv_bytes / model.kv_bytes_per_token),
+        num_kv_tokens=max(int(kv_bytes / model.kv_bytes_per_token), 1),
         kv_bytes_per_token=model.kv_bytes_per_token,
-        link_bytes_per_s=gpu.link_bytes_per_s * gpu.link_share * model.num_gpus,
-        link_latency_s=0.001,
+        link_bytes_per_s=device.link_bytes_per_s * device.link_share * model.num_gpus,
+        link_latency_s=device.link_latency_s,
     )
 
 
 def load_hardware(name: str, *, model: str) -> Hardware:
-    """A GPU by name, or a JSON file of measured values; ValueError names what is wrong."""
+    """A device by name, or a JSON file of measured values; ValueError names what is wrong."""
     if model not in MODELS:
         raise ValueError(f"Got model {model!r} but expected one of {', '.join(MODELS)}")
-    if name in GPUS:
-        return from_data_sheet(GPUS[name], MODELS[model])
+    if name in DEVICES:
+        return from_data_sheet(DEVICES[name], MODELS[model])
     path = Path(name)
     if not path.is_file():
         raise ValueError(
-            f"Got hardware {name!r} but expected one of {', '.join(GPUS)} or a JSON file"
+            f"Got hardware {name!r} but expected one of {', '.join(DEVICES)} or a JSON file"
         )
-    values: Any = orjson.loads(path.read_bytes())
+    # What a file leaves out is that of an H100 with the model.
+    return replace(from_data_sheet(DEVICES["h100"], MODELS[model]), **read_measured(path))
+
+
+def read_measured(path: Path) -> dict[str, Any]:
+    """The values of a JSON file by the names of `Hardware`; ValueError names what is wrong."""
+    try:
+        values: Any = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected an object of names and numbers")
     known = {each.name for each in fields(Hardware)}
     if unknown := sorted(set(values) - known):
         raise ValueError(f"{path}: unknown {unknown[0]!r}; known are {', '.join(sorted(known))}")
-    # What a file leaves out is that of an H100 with the model.
-    return replace(from_data_sheet(GPUS["h100"], MODELS[model]), **values)
+    return values

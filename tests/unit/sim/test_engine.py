@@ -2,7 +2,8 @@ import pytest
 
 from sim.agenda import Agenda
 from sim.engine import SimEngine
-from sim.hardware import GPUS, MODELS, from_data_sheet, load_hardware
+from sim.devices import DEVICES
+from sim.hardware import MODELS, from_data_sheet, load_hardware
 from tests.unit.sim.worlds import Log, engine, hardware, run
 
 
@@ -129,7 +130,7 @@ def test_it_learns_the_speed_it_has() -> None:
 
 
 def test_a_data_sheet_gives_plausible_speeds() -> None:
-    h100 = from_data_sheet(GPUS["h100"], MODELS["llama-8b"])
+    h100 = from_data_sheet(DEVICES["h100"], MODELS["llama-8b"])
     chunk_s = h100.step_s(num_decodes=0, num_kv_tokens=0, num_chunk_tokens=2048, num_pairs=0)
     assert 20_000 < 2048 / chunk_s < 40_000
     step_s = h100.step_s(num_decodes=1, num_kv_tokens=1000, num_chunk_tokens=0, num_pairs=0)

@@ -1,0 +1,1 @@
+"""What a model needs and what a machine gives, on paper: `relevo plan`."""
