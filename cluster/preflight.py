@@ -25,15 +25,17 @@ CONNECT_WITHIN_S = 5.0
 def check(config: ClusterConfig) -> None:
     """Raise StartError or ConfigError for the first thing that would fail later."""
     rooms.check(config)
-    _check_model(config.model.path)
-    _check_files(config)
+    check_model(config.model.path)
+    check_files(config)
     if config.is_local:
-        _check_ports(config)
+        for key, port in ports(config).items():
+            check_port(config.cluster.bind_host, port, key=key)
     else:
-        _check_ray_address(config.cluster.ray_address)
+        check_ray_address(config.cluster.ray_address)
 
 
-def _check_model(path: str) -> None:
+def check_model(path: str) -> None:
+    """Raise StartError unless this is, or will be, a checkpoint."""
     directory = Path(path).expanduser()
     if demo := demo_at(directory):
         if missing_from_checkpoint(directory) and not demo.is_installed:
@@ -62,7 +64,8 @@ def _check_hub_model(hub_id: str) -> None:
             ) from error
 
 
-def _check_files(config: ClusterConfig) -> None:
+def check_files(config: ClusterConfig) -> None:
+    """Raise StartError for the first named file that is not there."""
     named = {
         "ingress.api_keys_file": config.ingress.api_keys_file,
         "cluster.token_file": config.cluster.token_file,
@@ -82,8 +85,8 @@ def _check_files(config: ClusterConfig) -> None:
             raise StartError(f"{key} {path} does not exist")
 
 
-def _check_ray_address(address: str) -> None:
-    """Ray itself would try for minutes to reach a head node that is not there."""
+def check_ray_address(address: str) -> None:
+    """Raise StartError where no head node is: Ray itself would try for minutes to reach it."""
     if address == "auto":
         if not os.environ.get("RAY_ADDRESS") and not _ray_runs_here():
             raise StartError(
@@ -105,23 +108,27 @@ def _ray_runs_here() -> bool:
     return any(each.info["name"] == "raylet" for each in psutil.process_iter(["name"]))
 
 
-def _check_ports(config: ClusterConfig) -> None:
-    host = config.cluster.bind_host
-    for key, port in (
-        ("ingress.http_port", config.ingress.http_port),
-        ("ingress.grpc_port", config.ingress.grpc_port),
-    ):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As the servers do: a port in TIME_WAIT is free, one with a listener is not.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise StartError(
-                        f"port {port} on {host} is taken: free it, or --set {key}=PORT"
-                    ) from error
+def ports(config: ClusterConfig) -> dict[str, int]:
+    """Those that an ingress listens on, by their keys."""
+    return {
+        "ingress.http_port": config.ingress.http_port,
+        "ingress.grpc_port": config.ingress.grpc_port,
+    }
+
+
+def check_port(host: str, port: int, *, key: str) -> None:
+    """Raise StartError where nobody can listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the servers do: a port in TIME_WAIT is free, one with a listener is not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
                 raise StartError(
-                    f"cannot listen on {host}:{port} ({key}): {error.strerror or error}"
+                    f"port {port} on {host} is taken: free it, or --set {key}=PORT"
                 ) from error
+            raise StartError(
+                f"cannot listen on {host}:{port} ({key}): {error.strerror or error}"
+            ) from error

@@ -95,14 +95,16 @@ def make_plan(
 ) -> Plan:
     """ValueError in one line where the model, the work or the device cannot be."""
     parameters = count_parameters(config)
-    memories, speeds = [], []
-    for engine in (prefill, decode):
+
+    def plan_pool(engine: EngineConfig) -> tuple[MemoryPlan, Speed]:
         memory = plan_memory(config, parameters, engine, site.device)
-        memories.append(memory)
-        speeds.append(
-            plan_speed(config, parameters, engine, site.device, memory, measured=site.measured)
+        return memory, plan_speed(
+            config, parameters, engine, site.device, memory, measured=site.measured
         )
-    split = plan_split(work, *speeds, memories[1], num_workers=site.num_workers)
+
+    prefill_memory, prefill_speed = plan_pool(prefill)
+    memory, speed = plan_pool(decode)
+    split = plan_split(work, prefill_speed, speed, memory, num_workers=site.num_workers)
     costs = None
     if site.price_per_hour is not None:
         costs = plan_costs(work, split, price_per_hour=site.price_per_hour)
@@ -110,15 +112,17 @@ def make_plan(
         source=config.source,
         model_type=config.model_type,
         parameters=parameters,
-        prefill_memory=memories[0],
-        decode_memory=memories[1],
-        prefill_speed=speeds[0],
-        decode_speed=speeds[1],
-        contexts=tuple(_row(length, *speeds, memories[1]) for length in _context_lens(memories[1])),
+        prefill_memory=prefill_memory,
+        decode_memory=memory,
+        prefill_speed=prefill_speed,
+        decode_speed=speed,
+        contexts=tuple(
+            _row(length, prefill_speed, speed, memory) for length in _context_lens(memory)
+        ),
         work=work,
         split=split,
         costs=costs,
-        warnings=tuple(_warnings(memories, work, split)),
+        warnings=tuple(_warnings(prefill_memory, memory, work, split)),
     )
 
 
@@ -146,11 +150,11 @@ def _row(context_len: int, prefill: Speed, decode: Speed, memory: MemoryPlan) ->
     )
 
 
-def _warnings(memories: list[MemoryPlan], work: Work, split: Split) -> list[str]:
+def _warnings(prefill: MemoryPlan, decode: MemoryPlan, work: Work, split: Split) -> list[str]:
     found = []
-    pools = dict(zip(("prefill", "decode"), memories, strict=True))
-    if memories[0] == memories[1]:
-        pools = {"each worker": memories[1]}
+    pools = {"prefill": prefill, "decode": decode}
+    if prefill == decode:
+        pools = {"each worker": decode}
     for pool, memory in pools.items():
         if memory.step_bytes > memory.spare_bytes:
             found.append(

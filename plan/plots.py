@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from plan.plan import Plan
-from sim.plots import pyplot, save
+from sim.figures import pyplot, save
 
 _GIB = 1024**3
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from engine.native.library_file import cpu_flags, find_library
 from engine.pool_size import machine_memory_bytes
 
 CPU = "cpu"  # this machine's
@@ -71,13 +72,12 @@ DEVICES: Mapping[str, Device] = {
 _CORE_FLOPS = 80e9
 _CORE_BYTES_PER_S = 10e9
 _SOCKET_BYTES_PER_S = 200e9
-_BUILT = Path(__file__).resolve().parent.parent / "engine" / "native" / "built"
 
 
 def this_cpu(num_cores: int | None = None) -> Device:
     """One worker on so many cores of this machine; all it may use unless said."""
     num_cores = num_cores or len(os.sched_getaffinity(0))
-    flags = _cpu_flags()
+    flags = set(cpu_flags().partition(":")[2].split())
     has_wide_vectors = {"avx512bw", "avx512vl", "avx512dq"} <= flags
     has_half_arithmetic = has_wide_vectors or "bf16" in flags
     flops = _CORE_FLOPS * num_cores * (2 if has_wide_vectors else 1)
@@ -90,7 +90,7 @@ def this_cpu(num_cores: int | None = None) -> Device:
         link_bytes_per_s=2e9,  # a copy through shared memory
         fixed_s=0.010,
         has_half_arithmetic=has_half_arithmetic,
-        has_compiled_attention=any(_BUILT.glob("*.so")),
+        has_compiled_attention=find_library() is not None,
     )
 
 
@@ -125,10 +125,3 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         return float(value) if kind is float else kind(value)
     except (TypeError, ValueError):
         raise ValueError(f"Got device {name} = {value!r} but expected a number") from None
-
-
-def _cpu_flags() -> set[str]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    wanted = (line for line in lines if line.startswith(("flags", "Features")))
-    return set(next(wanted, "").partition(":")[2].split())

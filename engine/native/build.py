@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
-from engine.native.library import (
+from engine.native.library_file import (
     LEVELS,
     NATIVE,
     SOURCES,

@@ -1,52 +1,20 @@
-"""The compiled library of this package: where it lies, and loading it."""
+"""Loads the compiled library of this package."""
 
-import hashlib
 import logging
-import platform
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine.native.library_file import find_library
+
 logger = logging.getLogger(__name__)
-
-SOURCES = Path(__file__).parent
-NATIVE = "native"  # for this CPU alone
-_V3 = frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
-_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
-# What a library that travels (in an image) is built for, the best first: GCC's name of it and what
-# Linux says of a CPU that can run it.
-LEVELS = {"x86-64-v4": _V4, "x86-64-v3": _V3}
-
-
-def compile_flags(level: str = NATIVE) -> tuple[str, ...]:
-    """The compiler's flags for this CPU, or for every CPU of a level."""
-    # Never -ffast-math when linking: it would turn off denormal numbers for the whole process.
-    flags = ("-std=c++20", "-O3", f"-march={level}", "-ffast-math", "-fPIC", "-fvisibility=hidden")
-    return (*flags, "-fopenmp")  # torch's own threads: the library brings no OpenMP of its own
-
-
-def library_path(level: str = NATIVE) -> Path:
-    """The file for these sources, this torch, and this CPU or every CPU of a level."""
-    key = hashlib.sha256()
-    for source in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
-        key.update(source.read_bytes())
-    cpu = cpu_flags() if level == NATIVE else level
-    key.update(" ".join((*compile_flags(level), torch.__version__, cpu)).encode())
-    return SOURCES / "built" / f"relevo-{key.hexdigest()[:16]}.so"
-
-
-def usable_levels(cpu: str) -> list[str]:
-    """The levels that a CPU can run, the best first; `cpu` is its line of flags."""
-    return [level for level, needed in LEVELS.items() if needed <= set(cpu.split())]
 
 
 @cache
 def load_library() -> bool:
     """Make `torch.ops.relevo` known; False where the library was not built."""
-    paths = (library_path(level) for level in (NATIVE, *usable_levels(cpu_flags())))
-    path = next((path for path in paths if path.exists()), None)
+    path = find_library()
     if path is None:
         logger.warning(
             "no compiled attention for this CPU, using torch's own: "
@@ -56,11 +24,3 @@ def load_library() -> bool:
     operations: Any = torch.ops
     operations.load_library(str(path))
     return True
-
-
-def cpu_flags() -> str:
-    """What the compiler may use of this CPU."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    wanted = (line for line in lines if line.startswith(("flags", "Features")))
-    return next(wanted, platform.processor() or platform.machine())
