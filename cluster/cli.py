@@ -10,7 +10,6 @@ from cluster.cli_batch import batch
 from cluster.cli_bench import bench
 from cluster.cli_doctor import doctor
 from cluster.cli_plan import plan
-from cluster.cli_plan import plan
 from cluster.cli_sim import sim
 
 app = typer.Typer(

@@ -1,8 +1,8 @@
 import pytest
 
 from sim.agenda import Agenda
-from sim.engine import SimEngine
 from sim.devices import DEVICES
+from sim.engine import SimEngine
 from sim.hardware import MODELS, from_data_sheet, load_hardware
 from tests.unit.sim.worlds import Log, engine, hardware, run
 
