@@ -34,6 +34,7 @@ class IngressConfig:
     keep_alive_s: float = 15.0  # SSE comments after so long without a token; 0: none
     stalled_reader_s: float = 30.0  # a client that takes nothing for so long is ended
     drain_s: float = 30.0  # what running streams get when the ingress stops
+    config_digest: str = ""  # of the cluster's whole configuration, for /version
 
     def __post_init__(self) -> None:
         """Refuse ports and times that cannot be."""

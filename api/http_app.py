@@ -10,10 +10,11 @@ from starlette.routing import Route, Router
 from api.anthropic.requests import read_messages_call
 from api.anthropic.writer import MessageWriter
 from api.api_keys import ApiKeys
+from api.build import this_build
 from api.errors import ApiError, Verdict
 from api.generation_endpoint import GenerationEndpoint
 from api.http_gate import HttpGate, error_response
-from api.information_routes import InformationRoutes, version
+from api.information_routes import InformationRoutes
 from api.openai.requests import read_chat, read_completion
 from api.openai.writer import chat_writer, completion_writer
 from api.openapi.document import docs_page, openapi_document
@@ -35,8 +36,8 @@ def build_http_app(
     information = InformationRoutes(serving, sink)
     tokens = TokenRoutes(serving)
     trace_routes = TraceRoutes(traces)
-    dashboard = Dashboard(serving, pulse, traces, version=version())
-    document = orjson.dumps(openapi_document(version()))
+    dashboard = Dashboard(serving, pulse, traces, version=this_build().version)
+    document = orjson.dumps(openapi_document(this_build().version))
     page = docs_page(document)
 
     async def openapi(_: Request) -> Response:

@@ -1,11 +1,10 @@
 """HTTP routes that say what is served and how it is."""
 
-import importlib.metadata
-
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.build import this_build
 from api.caller import Caller
 from api.errors import ApiError, Verdict, invalid, show
 from api.operations.metrics_page import CONTENT_TYPE, metrics_page
@@ -16,21 +15,13 @@ from telemetry.prometheus_sink import PrometheusSink
 MAX_ROUTES = 1000
 
 
-def version() -> str:
-    """Return our version; a source tree that was never installed has none."""
-    try:
-        return importlib.metadata.version("relevo")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
 class InformationRoutes:
     """Read-only views of the ingress and its workers."""
 
     def __init__(self, serving: Serving, sink: PrometheusSink) -> None:
         self._serving = serving
         self._sink = sink
-        self._version = version()
+        self._build = this_build()
 
     async def health(self, _: Request) -> Response:
         """Say that this process answers."""
@@ -45,10 +36,17 @@ class InformationRoutes:
         return response
 
     async def version(self, _: Request) -> Response:
-        """Return our version, and the model's."""
+        """Return which code, configuration and model serve, each by what it holds."""
         model = self._serving.model_config
         return _json(
-            {"version": self._version, "model": model.model_id, "revision": model.revision}
+            {
+                "version": self._build.version,
+                "commit": self._build.commit or None,
+                "build": self._build.digest,
+                "config": self._serving.config.config_digest or None,
+                "model": model.model_id,
+                "revision": model.revision,
+            }
         )
 
     async def metrics(self, _: Request) -> Response:
@@ -74,7 +72,7 @@ class InformationRoutes:
     async def loads(self, _: Request) -> Response:
         """Return the load of every live worker."""
         workers = [load_to_dict(report) for report in self._serving.upstream.loads()]
-        return _json({"version": self._version, "workers": workers})
+        return _json({"version": self._build.version, "workers": workers})
 
     async def models(self, _: Request) -> Response:
         """List the one model."""

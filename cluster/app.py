@@ -7,6 +7,7 @@ not read here: what Serve is given is the whole truth.
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cluster.config import ClusterConfig, PoolSection, config_from_args
 from cluster.discovery import ServeDiscovery
 from cluster.model_source import front_directory
 from cluster.ray_metrics import with_ray_sink
+from cluster.releases import digest_of
 from decode_workers.deployment import DecodeWorkerReplica
 from prefill_workers.deployment import PrefillWorkerReplica
 from rpc.token import create_token
@@ -36,7 +38,8 @@ SHUTDOWN_SPARE_S = 10.0  # beyond the drain
 
 def build_app(args: Mapping[str, Any]) -> Application:
     """Build the application from a tree of configuration keys; ConfigError for a wrong one."""
-    config = _with_token(rooms.with_absolute_paths(config_from_args(args)))
+    asked = config_from_args(args)
+    config = _with_token(rooms.with_absolute_paths(asked))
     rooms.check(config)
     num_threads = rooms.threads_per_engine(config, node_cpus=_node_cpus())
     pools = []
@@ -47,12 +50,13 @@ def build_app(args: Mapping[str, Any]) -> Application:
     decode = rooms.decode_worker_config(config, num_threads=num_threads)
     deployment = _workers("DecodeWorker", DecodeWorkerReplica, config.decode)
     pools.append(deployment.bind(ActorName("decode"), decode, with_ray_sink))
-    return _ingress(config).bind(ActorName("ingress"), _ingress_settings(config), *pools)
+    settings = _ingress_settings(config, digest_of(asked))
+    return _ingress(config).bind(ActorName("ingress"), settings, *pools)
 
 
-def _ingress_settings(config: ClusterConfig) -> IngressSettings:
+def _ingress_settings(config: ClusterConfig, config_digest: str) -> IngressSettings:
     return IngressSettings(
-        ingress=rooms.ingress_config(config),
+        ingress=replace(rooms.ingress_config(config), config_digest=config_digest),
         model=rooms.model_config(config, created=int(time.time())),
         router=config.router,
         rpc=config.rpc,

@@ -8,6 +8,7 @@ import typer
 
 from cluster.cli_batch import batch
 from cluster.cli_bench import bench
+from cluster.cli_deploy import deploy, rollback
 from cluster.cli_doctor import doctor
 from cluster.cli_plan import plan
 from cluster.cli_sim import sim
@@ -24,6 +25,8 @@ config_app = typer.Typer(
     help="Show or check the configuration.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(config_app, name="config")
+app.command()(deploy)
+app.command()(rollback)
 app.command()(doctor)
 app.command()(plan)
 app.command()(sim)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from api.build import this_build
 from cluster import doctor_gpus, doctor_machine, doctor_nodes, doctor_site
 from cluster.config import ClusterConfig, load_config
 from cluster.config_sources import ConfigError
@@ -35,6 +36,7 @@ def run(file: Path | None, assignments: Sequence[str], *, as_json: bool) -> int:
 
 def examine(file: Path | None, assignments: Sequence[str]) -> Iterator[Finding]:
     """Everything there is to look at, the quick things first."""
+    yield ok("relevo", str(this_build()))
     yield from doctor_machine.examine()
     try:
         config = load_config(file, assignments=assignments)

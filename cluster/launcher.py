@@ -6,7 +6,6 @@ application -> table of addresses -> wait for SIGINT or SIGTERM -> drain -> veri
 
 import contextlib
 import importlib
-import importlib.metadata
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from api.build import this_build
 from cluster import addresses, preflight, processes
 from cluster.config import ClusterConfig, load_config, non_defaults
 from cluster.config_sources import ConfigError
@@ -41,7 +41,7 @@ def serve(file: Path | None, assignments: Sequence[str]) -> int:
     try:
         config = load_config(file, assignments=assignments)
         preflight.check(config)
-        progress.say("relevo", f"version {_version()}")
+        progress.say("relevo", str(this_build()))
         progress.say("config", _summary(config))
         if changed := non_defaults(config):
             progress.say("settings", changed)
@@ -54,13 +54,6 @@ def serve(file: Path | None, assignments: Sequence[str]) -> int:
     except StopRequested:
         processes.end_descendants(END_GRACE_S)
         return 0
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("relevo")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # a source tree that was never installed
 
 
 def _summary(config: ClusterConfig) -> str:

@@ -8,6 +8,8 @@ import shutil
 import time
 from dataclasses import dataclass
 
+from api.build import this_build
+
 # Whose versions must be the same on all nodes: what they send each other depends on them.
 COMPARED = ("relevo", "ray", "torch", "transformers", "grpcio", "protobuf")
 
@@ -17,7 +19,7 @@ class NodeFacts:
     """Of one node."""
 
     node: str  # its address
-    versions: dict[str, str]  # of python and of what is compared; empty = not installed
+    versions: dict[str, str]  # of python, our code and what is compared; empty = not installed
     num_files: int  # that a process may open
     shm_free_bytes: int
     num_cores: int
@@ -30,7 +32,7 @@ class NodeFacts:
 
 def gather(node: str) -> NodeFacts:
     """Look around."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "build": this_build().digest}
     for name in COMPARED:
         try:
             versions[name] = importlib.metadata.version(name)

@@ -42,12 +42,18 @@ class Session:
     """Owns the connection to Ray and our application on it. Used from one thread."""
 
     def __init__(
-        self, config: ClusterConfig, *, run_directory: Path, say: Callable[[str, str], None]
+        self,
+        config: ClusterConfig,
+        *,
+        run_directory: Path,
+        say: Callable[[str, str], None],
+        replaces: bool = False,  # what of ours runs there already
     ) -> None:
         self.config = config
         self.dashboard = ""
         self._run_directory = run_directory
         self._say = say
+        self._replaces = replaces
         self._watch = WorkerWatch(say)
         self._logs = WorkerLogs(run_directory / RAY_DIRECTORY / "session_latest" / "logs", say)
         self._had_serve = False
@@ -100,10 +106,11 @@ class Session:
         self._had_serve = any(
             actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)
         )
-        if self._had_serve and APPLICATION in serve.status().applications:
+        has_ours = self._had_serve and APPLICATION in serve.status().applications
+        if has_ours and not self._replaces:
             raise StartError(
                 f"an application {APPLICATION!r} runs on this cluster already:"
-                f" end it with `serve delete {APPLICATION}`, or deploy it anew with `serve deploy`"
+                f" end it with `serve delete {APPLICATION}`, or replace it with `relevo deploy`"
             )
         return str(context.dashboard_url or "")
 
@@ -156,6 +163,8 @@ class Session:
             time.sleep(POLL_S)
 
     def _is_ready(self, overview: ApplicationStatusOverview) -> bool:
+        if self._replaces and overview.status is not ApplicationStatus.RUNNING:
+            return False  # replicas of the release before still answer
         ingress = overview.deployments.get(INGRESS)
         if ingress is None or not _replica_counts(ingress).get("RUNNING"):
             return False
@@ -218,6 +227,10 @@ class Session:
             is_serve_ours = not self.config.is_local and not self._had_serve
             if is_serve_ours and not serve.status().applications:
                 serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+    def leave(self) -> None:
+        """Let the application run on."""
         ray.shutdown()
 
 

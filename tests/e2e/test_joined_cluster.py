@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from rpc.token import create_token
+from tests.long_form import long_form
 from tests.served_cluster import SMALL, ServedCluster, free_ports, is_taken
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -185,3 +186,57 @@ def test_serve_deploy_with_the_shipped_file(head: Head, tiny_model: Path, tmp_pa
 
 def _is_ready(url: str) -> bool:
     return httpx.get(f"{url}/ready", timeout=10).status_code == httpx.codes.OK
+
+
+@long_form
+def test_a_deployment_is_replaced_and_rolled_back(
+    head: Head, tiny_model: Path, tmp_path: Path
+) -> None:
+    http_port, grpc_port = free_ports(2)
+    url = f"http://127.0.0.1:{http_port}"
+    keys = {
+        "cluster.ray_address": head.address,
+        "cluster.token_file": str(head.token_file),
+        "model.path": str(tiny_model),
+        "ingress.http_port": str(http_port),
+        "ingress.grpc_port": str(grpc_port),
+        "prefill.drain_s": "3",
+        "decode.drain_s": "3",
+    }
+    settings = [*(f"{key}={value}" for key, value in keys.items()), *SMALL]
+
+    def relevo(*arguments: str) -> str:
+        done = subprocess.run(
+            [str(BIN / "relevo"), *arguments, "--history", str(tmp_path)],
+            env=head.environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def version() -> str:
+        answer = httpx.get(f"{url}/version", timeout=10).json()
+        return str(answer["config"])
+
+    def deploy(*assignments: str) -> str:
+        relevo("deploy", *(f"--set={each}" for each in (*settings, *assignments)))
+        assert ask(url)
+        return version()
+
+    try:
+        first = deploy()
+        second = deploy("engine.max_num_seqs=3")
+        assert second != first
+        relevo("rollback", "--address", head.address)
+        assert ask(url)
+        assert version() == first
+        listed = relevo("rollback", "--list", "--address", head.address)
+        assert listed.count(first) == 2
+        assert listed.count(second) == 1
+    finally:
+        address = ["--address", head.dashboard]
+        command = [str(BIN / "serve"), "shutdown", "-y", *address]
+        subprocess.run(command, env=head.environment, check=False)
