@@ -38,7 +38,8 @@ def packages(root: Path) -> list[str]:
     project = root / "pyproject.toml"
     if project.is_file():
         named = tomllib.loads(project.read_text())["tool"]["setuptools"]["packages"]
-        return sorted({"protos" if name == "relevo" else name.partition(".")[0] for name in named})
+        folders = {name.partition(".")[0] for name in named}
+        return sorted({"protos" if name == "relevo" else name for name in folders})
     try:
         text = importlib.metadata.distribution("relevo").read_text("top_level.txt") or ""
     except importlib.metadata.PackageNotFoundError:
