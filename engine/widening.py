@@ -33,15 +33,25 @@ class WideningLinear(nn.Module):
 
 
 class WideningEmbedding(nn.Module):
-    """`nn.Embedding` that gives float32 rows of a bfloat16 table."""
+    """`nn.Embedding`, or Gemma's scaled one, that gives float32 rows of a bfloat16 table."""
+
+    embed_scale: torch.Tensor | None
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         self.weight = embedding.weight  # [num_embeddings, embedding_dim] bfloat16
+        self.register_buffer("embed_scale", _embed_scale(embedding), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """[..] -> [.., embedding_dim] float32."""
-        return functional.embedding(ids, self.weight).float()
+        rows = functional.embedding(ids, self.weight).float()
+        return rows if self.embed_scale is None else rows * self.embed_scale
+
+
+def _embed_scale(embedding: nn.Embedding) -> torch.Tensor | None:
+    """What the rows are multiplied by, [] float32; None for torch's own class."""
+    scale = dict(embedding.named_buffers()).get("embed_scale")
+    return None if scale is None else scale.float()
 
 
 def is_all_bfloat16(directory: Path) -> bool:
@@ -55,7 +65,7 @@ def keep_narrow(model: Any) -> None:
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
             model.set_submodule(name, WideningLinear(module))
-        elif type(module) is nn.Embedding and module.max_norm is None:
+        elif _is_plain_table(module):
             model.set_submodule(name, WideningEmbedding(module))
     for module in model.modules():
         is_narrow = isinstance(module, (WideningLinear, WideningEmbedding))
@@ -64,6 +74,13 @@ def keep_narrow(model: Any) -> None:
                 widened = nn.Parameter(parameter.float(), requires_grad=False)
                 setattr(module, name, widened)
     _restore_buffers(model)
+
+
+def _is_plain_table(module: nn.Module) -> bool:
+    """Whether it looks rows up, and scales them at most."""
+    if not isinstance(module, nn.Embedding) or module.max_norm is not None:
+        return False
+    return type(module) is nn.Embedding or _embed_scale(module) is not None
 
 
 def _restore_buffers(model: Any) -> None:

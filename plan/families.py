@@ -23,9 +23,7 @@ class Family:
     has_kv_heads: bool = True  # fewer than heads, where the config says so
     is_gated: bool = True  # the MLP has three matrices, not two
     mlp_width: str = "intermediate_size"  # four times the hidden size where it is null
-    # Of torch's own classes, whose bfloat16 weights can stay in their file.
-    has_linear_layers: bool = True
-    has_plain_table: bool = True
+    has_linear_layers: bool = True  # torch's own, whose bfloat16 weights can stay in their file
     num_norms: int = 2  # of a layer
     norm_vectors: int = 1  # of a norm: a scale; 2 = and a bias; 0 = neither
     query_key_norm: Flag = False
@@ -42,7 +40,7 @@ class Family:
 
 
 _TIED = {"tie_word_embeddings": True}
-_GEMMA = Family(defaults={**_TIED, "head_dim": 256}, has_plain_table=False)
+_GEMMA = Family(defaults={**_TIED, "head_dim": 256})
 _COHERE = Family(defaults=_TIED, num_norms=1, query_key_norm="use_qk_norm", is_norm_per_head=False)
 _OLMO2 = Family(query_key_norm=True, is_norm_per_head=False)
 _QWEN3 = Family(query_key_norm=True, window_flag="use_sliding_window", defaults={"head_dim": 128})

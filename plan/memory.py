@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.context_limit import choose_max_model_len
 from engine.pool_size import CPU_SHARE, CUDA_SHARE, choose_num_blocks
+from plan.attention import gathers_short_prompts, key_value_dims, num_kv_heads
 from plan.model_config import ModelConfig
-from plan.parameters import Parameters, head_dim, num_kv_heads
+from plan.parameters import Parameters
 from sim.devices import Device
 
 ITEMSIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -67,7 +68,7 @@ def plan_memory(
     slab_bytes = kv_bytes_per_token * engine.block_size // (2 * config.number("num_hidden_layers"))
     buffer_bytes = kv_bytes_per_token * engine.block_size  # the padding block
     if gathers:
-        buffer_bytes += slab_bytes * _gathered_slabs(engine, max_model_len)
+        buffer_bytes += slab_bytes * _gathered_slabs(config, engine, max_model_len)
     return MemoryPlan(
         dtype=dtype,
         weights_bytes=weights_bytes,
@@ -82,14 +83,6 @@ def plan_memory(
         + gathers * slab_bytes * _most_slabs(engine, max_model_len),
         spare_bytes=device.num_bytes - _context_bytes(device) - weights_bytes - kv_bytes,
     )
-
-
-def key_value_dims(config: ModelConfig) -> tuple[int, int]:
-    """Width of a key and of a value in one head."""
-    if config.family.is_latent:
-        key_dim = config.number("qk_nope_head_dim") + config.number("qk_rope_head_dim")
-        return key_dim, config.number("v_head_dim")
-    return head_dim(config), head_dim(config)
 
 
 def _choose_dtype(wanted: str, config: ModelConfig, device: Device) -> str:
@@ -118,10 +111,8 @@ def _weights_bytes(
     itemsize = ITEMSIZES[dtype]
     if not is_narrow:
         return parameters.total * itemsize
-    family = config.family
-    narrow = parameters.head + parameters.matrices * family.has_linear_layers
-    if family.has_plain_table:
-        narrow += parameters.table
+    narrow = parameters.table + parameters.head
+    narrow += parameters.matrices * config.family.has_linear_layers
     return 2 * narrow + itemsize * (parameters.total - narrow)
 
 
@@ -146,10 +137,11 @@ def _kv_memory_bytes(weights_bytes: int, device: Device) -> float:
     return CUDA_SHARE * free if device.kind == "cuda" else CPU_SHARE * device.num_bytes
 
 
-def _gathered_slabs(engine: EngineConfig, max_model_len: int) -> int:
+def _gathered_slabs(config: ModelConfig, engine: EngineConfig, max_model_len: int) -> int:
     """Room for gathered blocks that the engine's warm-up leaves: twice what was too much first."""
     num_tokens = min(_WARM_UP_TOKENS, engine.max_num_batched_tokens, max_model_len // 2)
-    one_request = 2 * -(-(num_tokens + 1) // engine.block_size)
+    first_len = num_tokens if gathers_short_prompts(config, num_tokens) else num_tokens + 1
+    one_request = 2 * -(-first_len // engine.block_size)
     all_requests = 2 * engine.max_num_seqs * -(-2 // engine.block_size)
     room = 2 * one_request
     return room if all_requests <= room else 2 * all_requests

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from plan.attention import head_dim, num_kv_heads
 from plan.model_config import ModelConfig
 
 
@@ -68,24 +69,6 @@ def count_parameters(config: ModelConfig) -> Parameters:
         others=tally.others,
         active_experts=tally.active_experts,
     )
-
-
-def head_dim(config: ModelConfig) -> int:
-    """Width of one head of attention."""
-    return int(
-        config.get("head_dim")
-        or config.number("hidden_size") // config.number("num_attention_heads")
-    )
-
-
-def num_kv_heads(config: ModelConfig) -> int:
-    """Heads of keys and values."""
-    num_heads = config.number("num_attention_heads")
-    return int(config.get("num_key_value_heads", num_heads)) if _is_grouped(config) else num_heads
-
-
-def _is_grouped(config: ModelConfig) -> bool:
-    return config.family.has_kv_heads and not config.family.is_latent
 
 
 def _add_attention(tally: _Tally, config: ModelConfig) -> None:

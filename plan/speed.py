@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config import EngineConfig
-from plan.memory import ITEMSIZES, MemoryPlan, key_value_dims
+from plan.attention import key_value_dims, layer_windows
+from plan.memory import ITEMSIZES, MemoryPlan
 from plan.model_config import ModelConfig
 from plan.parameters import Parameters
 from sim.devices import Device
@@ -115,23 +116,6 @@ def plan_speed(
         expert_weights_s=0.0 if "weights_s" in measured else expert_weights_s,
         expert_share=_expert_share(config),
         windows=layer_windows(config) if device.has_compiled_attention else (None,) * layers,
-    )
-
-
-def layer_windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """How many tokens each layer reads at most; None = all."""
-    family, layers = config.family, config.number("num_hidden_layers")
-    window = config.get("sliding_window") if config.has(family.window_flag) else None
-    if not window:
-        return (None,) * layers
-    kinds = config.get("layer_types")
-    if kinds:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    every = int(config.get("sliding_window_pattern", family.full_attention_every))
-    first = int(config.get("max_window_layers", 0)) if family.window_flag is not True else 0
-    return tuple(
-        None if layer < first or (every and (layer + 1) % every == 0) else window
-        for layer in range(layers)
     )
 
 

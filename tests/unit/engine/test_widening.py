@@ -1,6 +1,7 @@
 """Weights that stay in bfloat16 under computation in float32."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,18 @@ def test_a_model_computes_as_if_it_had_been_loaded_in_float32(family: str, tmp_p
     assert logits.dtype is torch.float32
     assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
     assert any(parameter.dtype is torch.bfloat16 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "gemma2", "gemma3"])
+def test_a_table_that_is_the_head_too_stays_one_and_narrow(family: str, tmp_path: Path):
+    kind = FAMILIES[family]
+    tied = replace(kind, changes={**kind.changes, "tie_word_embeddings": True})
+    path = tied.save(tmp_path, torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    keep_narrow(model)
+    table, head = model.get_input_embeddings().weight, model.lm_head.weight
+    assert table is head
+    assert table.dtype is torch.bfloat16
 
 
 def test_an_engine_in_float32_leaves_the_weights_in_their_file(tmp_path: Path):

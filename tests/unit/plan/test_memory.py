@@ -33,14 +33,18 @@ def check(engine: Engine, plan: MemoryPlan) -> None:
         assert getattr(plan, name) == pytest.approx(getattr(engine.memory, name), rel=0.05), name
 
 
-@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16", "attention": "torch"}], ids=str)
-@pytest.mark.parametrize("path", [SMOLLM2, GEMMA], ids=["smollm2", "gemma"])
+TORCH = {"dtype": "bfloat16", "attention": "torch"}
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"), [(SMOLLM2, {}), (SMOLLM2, TORCH), (GEMMA, {})], ids=str
+)
 def test_real_models_take_what_was_planned(path: Path, changes: dict[str, Any]) -> None:
     if not (path / "config.json").is_file():
         pytest.skip(f"no {path.name} here: `make setup gemma` makes both")
     # Few tokens to warm up with: emulated bfloat16 is slow.
     config = EngineConfig(
-        model_path=str(path), num_threads=1, max_num_batched_tokens=32, max_num_seqs=4, **changes
+        model_path=str(path), num_threads=1, max_num_batched_tokens=8, max_num_seqs=4, **changes
     )
     engine = Engine(config)
     if config.attention == "torch":
@@ -52,7 +56,12 @@ def test_real_models_take_what_was_planned(path: Path, changes: dict[str, Any]) 
 def test_tiny_models_of_other_shapes_do_too(tmp_path: Path, name: str) -> None:
     path = FAMILIES[name].save(tmp_path)
     config = EngineConfig(
-        model_path=str(path), block_size=8, max_num_seqs=3, dtype="float32", attention="torch"
+        model_path=str(path),
+        block_size=8,
+        max_num_seqs=3,
+        max_model_len=64,
+        dtype="float32",
+        attention="torch",
     )
     engine = Engine(config)
     engine.warm_up()

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from engine.servable import wanted_windows
+from plan.attention import layer_windows
 from plan.model_config import ModelConfig
 from plan.parameters import count_parameters
-from plan.speed import layer_windows
 from tests.tiny_families import EXPERTS, FAMILIES, SMALL_EXPERTS, Family
 from tests.unit.plan.configs import LLAMA_8B, QWEN3_30B, model_config, num_parameters
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from plan.attention import layer_windows
 from plan.memory import plan_memory
 from plan.parameters import count_parameters
-from plan.speed import Speed, layer_windows, plan_speed
+from plan.speed import Speed, plan_speed
 from plan.split import Work, plan_costs, plan_split
 from sim.cluster import ClusterSpec
 from sim.devices import DEVICES
