@@ -319,7 +319,7 @@ def test_the_command_says_all_and_tells_by_its_status(checkpoint: Path) -> None:
     assert unwell.exit_code == 1
     assert "model.path /no/such does not exist" in unwell.output
     assert "cannot serve as it is" in unwell.output
-    wrong = CliRunner().invoke(app, ["doctor", "--set", "modle.path=x", "--json"])
+    wrong = CliRunner().invoke(app, ["doctor", "--set", "model.pth=x", "--json"])
     assert wrong.exit_code == 1
     assert "did you mean" in wrong.output
 

@@ -171,7 +171,7 @@ def test_code_does_not_go_back_with_a_configuration(
     ("arguments", "message"),
     [
         (["deploy"], "ray_address is local"),
-        (["deploy", "--set", "modle.id=x"], "did you mean"),
+        (["deploy", "--set", "model.idd=x"], "did you mean"),
         (["rollback"], "no earlier release that served on auto"),
         (["rollback", "0" * 16], "none of that name"),
     ],
