@@ -57,7 +57,8 @@ class GrammarLibrary:
         try:
             # One that gives up does not take it from the others that wait.
             compiled = await asyncio.shield(future)
-        except ValueError:
+        except Exception:
+            # Not kept, whatever it was: a file that cannot be read now may be there next time.
             self._forget(grammar, future)
             raise
         self._evict()

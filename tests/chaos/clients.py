@@ -143,7 +143,7 @@ class Nonsense:
 class Crowd:
     """So many clients at the same moment, far more than may wait; a refusal comes at once."""
 
-    num_clients: int = 64
+    num_clients: int = 160
     refused_within_s: float = 1.0
 
     async def happen(self, stage: Stage) -> None:

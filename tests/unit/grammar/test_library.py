@@ -58,6 +58,21 @@ async def test_a_bad_grammar_fails_those_who_ask_and_is_not_kept(loads: Loads) -
     grammars.close()
 
 
+async def test_a_vocabulary_that_cannot_be_read_once_can_be_the_next_time(loads: Loads) -> None:
+    failures = [OSError("gone for a moment")]
+
+    def load() -> Vocabulary:
+        if failures:
+            raise failures.pop()
+        return loads()
+
+    grammars = GrammarLibrary(load)
+    with pytest.raises(OSError, match="gone"):
+        await grammars.get(pattern("a"))
+    assert await grammars.get(pattern("a"))
+    grammars.close()
+
+
 async def test_what_was_used_last_is_kept(loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "MAX_GRAMMARS", 3)
     grammars = GrammarLibrary(loads)
