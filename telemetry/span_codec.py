@@ -1,38 +1,34 @@
-"""Finished spans as bytes, in OTLP's own encoding, and back."""
+"""Finished spans as bytes, on their way from a worker to the ingresses, and back.
+
+JSON lists and not OTLP's messages: every span of a worker passes here, and building those cost more
+than all else that is done with it.
+"""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from google.protobuf.message import DecodeError
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-from opentelemetry.proto.common.v1 import common_pb2
-from opentelemetry.proto.trace.v1 import trace_pb2
+import orjson
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
-from opentelemetry.util.types import AttributeValue
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
-    """Return them as one ExportTraceServiceRequest."""
-    return encode_spans(spans).SerializeToString()
+    """Return some spans of this process, which has one provider, hence one resource."""
+    batch = {"resource": spans[0].resource.attributes, "spans": [_fields(span) for span in spans]}
+    return orjson.dumps(batch, default=dict)  # attributes are mappings, but no dicts
 
 
 def decode(data: bytes) -> list[ReadableSpan]:
-    """Read what `encode` wrote; none when it is no such message."""
-    request = trace_service_pb2.ExportTraceServiceRequest()
+    """Read what `encode` wrote; none when it is anything else."""
     try:
-        request.ParseFromString(data)
-        return [
-            _span(span, Resource(_attributes(each.resource.attributes)))
-            for each in request.resource_spans
-            for scope in each.scope_spans
-            for span in scope.spans
-        ]
-    except (DecodeError, ValueError) as error:
+        batch = orjson.loads(data)
+        resource = Resource(batch["resource"])
+        return [_span(*fields, resource=resource) for fields in batch["spans"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         _LOGGER.warning("Spans of a worker could not be read: %s", error)
         return []
 
@@ -58,48 +54,56 @@ def as_sampled(span: ReadableSpan) -> ReadableSpan:
     )
 
 
-def _span(span: trace_pb2.Span, resource: Resource) -> ReadableSpan:
-    trace_id = int.from_bytes(span.trace_id)
-    return ReadableSpan(
+def _fields(span: ReadableSpan) -> tuple[object, ...]:
+    """What `_span` takes, in its order."""
+    return (
         span.name,
-        context=_context(trace_id, int.from_bytes(span.span_id)),
-        parent=_context(trace_id, int.from_bytes(span.parent_span_id))
-        if span.parent_span_id
-        else None,
+        f"{span.context.trace_id:x}",  # longer than a number may be
+        span.context.span_id,
+        0 if span.parent is None else span.parent.span_id,
+        span.start_time,
+        span.end_time,
+        span.attributes,
+        [(each.name, each.timestamp, each.attributes) for each in span.events],
+        [(f"{each.context.trace_id:x}", each.context.span_id) for each in span.links],
+        span.kind.value,
+        span.status.status_code.value,
+        span.status.description,
+    )
+
+
+def _span(  # noqa: PLR0913, PLR0917 - all that a span is
+    name: str,
+    trace_id: str,
+    span_id: int,
+    parent_id: int,
+    start_time: int,
+    end_time: int,
+    attributes: Mapping[str, Any],
+    events: Sequence[tuple[str, int, Mapping[str, Any]]],
+    links: Sequence[tuple[str, int]],
+    kind: int,
+    status_code: int,
+    description: str | None,
+    *,
+    resource: Resource,
+) -> ReadableSpan:
+    number = int(trace_id, 16)
+    return ReadableSpan(
+        name,
+        context=_context(number, span_id),
+        parent=_context(number, parent_id) if parent_id else None,
         resource=resource,
-        attributes=_attributes(span.attributes),
-        events=[
-            Event(each.name, _attributes(each.attributes), each.time_unix_nano)
-            for each in span.events
-        ],
-        links=[
-            Link(_context(int.from_bytes(each.trace_id), int.from_bytes(each.span_id)))
-            for each in span.links
-        ],
-        kind=SpanKind(max(span.kind - 1, 0)),
-        status=Status(
-            StatusCode(span.status.code),
-            # The SDK warns of words beside any other status.
-            span.status.message if span.status.code == StatusCode.ERROR.value else None,
-        ),
-        start_time=span.start_time_unix_nano,
-        end_time=span.end_time_unix_nano,
+        # What is no number has become nothing.
+        attributes={key: value for key, value in attributes.items() if value is not None},
+        events=[Event(name, facts, timestamp) for name, timestamp, facts in events],
+        links=[Link(_context(int(linked, 16), other_id)) for linked, other_id in links],
+        kind=SpanKind(kind),
+        status=Status(StatusCode(status_code), description),
+        start_time=start_time,
+        end_time=end_time,
     )
 
 
 def _context(trace_id: int, span_id: int) -> SpanContext:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(1))
-
-
-def _attributes(pairs: Iterable[common_pb2.KeyValue]) -> dict[str, AttributeValue]:
-    return {pair.key: value for pair in pairs if (value := _value(pair.value)) is not None}
-
-
-def _value(value: common_pb2.AnyValue) -> AttributeValue | None:
-    kind = value.WhichOneof("value")
-    if kind == "array_value":
-        return [each.string_value for each in value.array_value.values]
-    if kind in {"string_value", "bool_value", "int_value", "double_value"}:
-        found: AttributeValue = getattr(value, kind)
-        return found
-    return None

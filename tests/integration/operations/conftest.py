@@ -8,11 +8,10 @@ import grpc.aio
 import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.proto.trace.v1 import trace_pb2
 
 from api.ingress import Ingress
 from router.config import RouterConfig
-from telemetry import span_codec
 from telemetry.config import TelemetryConfig
 from tests.cluster_processes import ClusterProcesses
 from tests.integration.api.test_whole_path import until_ready
@@ -26,7 +25,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     """An OTLP collector that remembers the spans it got."""
 
     def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
+        self.spans: list[trace_pb2.Span] = []
         self.text = ""
         self.endpoint = ""
 
@@ -36,7 +35,12 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         context: grpc.aio.ServicerContext,
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         self.text += str(request)
-        self.spans += span_codec.decode(request.SerializeToString())
+        self.spans += [
+            span
+            for each in request.resource_spans
+            for scope in each.scope_spans
+            for span in scope.spans
+        ]
         return trace_service_pb2.ExportTraceServiceResponse()
 
 

@@ -96,7 +96,7 @@ async def test_a_request_over_a_pair_is_one_connected_trace(
     while not set(SPANS) <= {span.name for span in collector.spans}:
         assert time.monotonic() < deadline_s, collector.spans
         await asyncio.sleep(0.1)
-    assert {f"{span.context.trace_id:032x}" for span in collector.spans} == {TRACE_ID}
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
     assert "quick brown fox" not in collector.text + json.dumps(trace)
 
 

@@ -1,5 +1,6 @@
 """Which spans belong to which request, what is forgotten, and what is worth exporting."""
 
+import math
 import random
 
 import pytest
@@ -115,9 +116,10 @@ def test_a_worker_s_spans_are_found_by_their_remote_parents() -> None:
         "kv.send",
         context=trace.set_span_in_context(attempt),
         links=[trace.Link(request.get_span_context())],
-        attributes={"x": 1, "names": ["a", "b"], "share": 0.5, "is_it": True},
+        attributes={"x": 1, "names": ["a", "b"], "share": 0.5, "is_it": True, "nan": math.nan},
     )
     whole.add_event("moved", {"bytes": 3})
+    whole.set_status(trace.StatusCode.ERROR, "cut off")
     part = worker.start_span("kv.range", context=trace.set_span_in_context(whole))
     stranger = worker.start_span("stranger", context=Context())
     for span in (whole, part, stranger):
@@ -138,6 +140,8 @@ def test_a_worker_s_spans_are_found_by_their_remote_parents() -> None:
     assert sent["attributes"] == {"x": 1, "names": ["a", "b"], "share": 0.5, "is_it": True}
     assert sent["links"] == [described["request"]["span_id"]]
     assert sent["events"][0]["attributes"] == {"bytes": 3}
+    assert sent["error"] == "cut off"
+    assert sent["duration_s"] > 0.0
     assert described["kv.range"]["parent_id"] == sent["span_id"]
 
 
@@ -216,5 +220,15 @@ def test_a_slow_reader_of_the_outbox_misses_the_oldest_only() -> None:
     assert seen == list(range(10, MAX_WAITING_SPANS + 10))
 
 
-def test_nonsense_of_a_worker_is_dropped() -> None:
-    assert span_codec.decode(b"\xff\x00nonsense") == []
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"\xff\x00nonsense", b"", b"[]", b"7", b'{"spans": []}', b'{"resource": 1, "spans": 2}'),
+        b'{"resource": {}, "spans": [["too", "few"]]}',
+        b'{"resource": {}, "spans": [["name", "xyz", 1, 0, 0, 0, {}, [], [], 0, 0, null]]}',
+        b'{"resource": {}, "spans": [["name", "a", 1, 0, 0, 0, [], [], [], 0, 0, null]]}',
+        b'{"resource": {}, "spans": [["name", "a", 1, 0, 0, 0, {}, [], [], 99, 0, null]]}',
+    ],
+)
+def test_nonsense_of_a_worker_is_dropped(data: bytes) -> None:
+    assert span_codec.decode(data) == []
