@@ -36,7 +36,6 @@ class WatchedWorker:
     load: state_pb2.WorkerLoad | None = None
     block_hashes: set[bytes] = field(default_factory=set)
     metrics: dict[tuple[str, str], float] = field(default_factory=dict)
-    num_loads: int = 0
     is_lost: bool = False
 
     def take(self, response: state_pb2.WatchStateResponse) -> None:
@@ -53,7 +52,6 @@ class WatchedWorker:
                 self.block_hashes.update(events.stored)
             case "load":
                 self.load = response.load
-                self.num_loads += 1
                 for each in response.load.metrics:
                     label = each.labels.get("reason", each.labels.get("state", ""))
                     self.metrics[each.name, label] = each.value
@@ -108,6 +106,8 @@ class WorkerClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._transfer_ids = itertools.count(time.time_ns() // 1000)
         self.workers: dict[str, WatchedWorker] = {}
+        # where decode workers shall reach a prefill worker instead of at its own address
+        self.detours: dict[str, str] = {}
 
     def next_transfer_id(self) -> int:
         return next(self._transfer_ids)
@@ -220,34 +220,77 @@ class WorkerClient:
 
     async def until_quiet(self, *worker_ids: str, timeout_s: float = 2.0) -> None:
         """Wait until nothing runs and no block is used or held, and check every pool's sum."""
-        seen = {name: self.workers[name].num_loads for name in worker_ids or tuple(self.workers)}
+        names = worker_ids or tuple(self.workers)
 
         def is_quiet() -> bool:
-            # Only what is said from now on counts.
-            return all(
-                self.workers[name].num_loads > num_loads and _is_quiet(self.workers[name].load)
-                for name, num_loads in seen.items()
-            )
+            return all(_is_quiet(self.workers[name].load) for name in names)
 
-        await self.eventually(is_quiet, timeout_s=timeout_s, what="a quiet cluster")
+        deadline = time.monotonic() + timeout_s
+        # Only what is said from now on counts.
+        await self.refresh(*names)
+        while not is_quiet():
+            assert time.monotonic() < deadline, f"not quiet in {timeout_s} s: {self.describe()}"
+            await asyncio.sleep(0.02)
+            await self.refresh(*names)
+
+    async def until_counted(
+        self,
+        worker_id: str,
+        name: str,
+        label: str = "",
+        *,
+        is_right: Callable[[float], bool] = lambda value: value > 0,
+    ) -> None:
+        """Wait until a metric of a worker has been counted."""
+        deadline = time.monotonic() + 10.0
+        await self.refresh(worker_id)
+        while not is_right(self.workers[worker_id].metrics.get((name, label), 0.0)):
+            assert time.monotonic() < deadline, f"{name} {label} of {worker_id} is not counted"
+            await asyncio.sleep(0.02)
+            await self.refresh(worker_id)
+
+    async def refresh(self, *worker_ids: str) -> None:
+        """Hear now what an idle worker says once a second: a new stream begins with all of it."""
+        await asyncio.gather(*(self._refresh(self.workers[name]) for name in worker_ids))
+
+    async def _refresh(self, worker: WatchedWorker) -> None:
+        call = self._watch_state(worker)
+        hashes: set[bytes] = set()
+        try:
+            async for response in call:
+                hashes.update(response.snapshot_chunk.block_hashes)
+                if response.HasField("load"):
+                    worker.block_hashes = hashes
+                    worker.take(response)
+                    return
+        finally:
+            call.cancel()
 
     def describe(self) -> str:
         return "; ".join(
             f"{name}: {' '.join(str(worker.load).split())}" for name, worker in self.workers.items()
         )
 
+    def _to_peer(self, description: WorkerDescription) -> common_pb2.Peer:
+        peer = description.to_peer()
+        peer.address = self.detours.get(peer.address, peer.address)
+        return peer
+
     async def _watch(self, worker: WatchedWorker) -> None:
-        stub = state_pb2_grpc.WorkerServiceStub(self._channels.get(worker.description.address))
         try:
-            async for response in stub.WatchState(state_pb2.WatchStateRequest(ingress_id="test")):
+            async for response in self._watch_state(worker):
                 worker.take(response)
         except grpc.aio.AioRpcError:
             worker.is_lost = True
 
+    def _watch_state(self, worker: WatchedWorker):
+        stub = state_pb2_grpc.WorkerServiceStub(self._channels.get(worker.description.address))
+        return stub.WatchState(state_pb2.WatchStateRequest(ingress_id="test"))
+
     async def _keep_setting_peers(self, worker: WatchedWorker) -> None:
         while self.workers[worker.description.worker_id] is worker:
             peers = [
-                each.description.to_peer()
+                self._to_peer(each.description)
                 for each in self.workers.values()
                 if each.description.pool == "prefill" and not each.is_lost
             ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 from relevo.v1 import common_pb2, prefill_pb2, state_pb2
 
 from tests.integration.workers.solo import PROMPT, tokens_alone
@@ -17,12 +18,15 @@ HUGE = 2**64 - 1
 GHOST = common_pb2.WorkerRef(worker_id="ghost", incarnation=3)
 
 
-@pytest.fixture(params=["gloo", "shared_memory"])
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["gloo", "shared_memory"])
 async def pair(
-    request: pytest.FixtureRequest, tmp_path: Path, model_path: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_path: Path
 ) -> AsyncIterator[WorkerPair]:
     both = {"kv_transfer": {"backend": request.param}}
-    async with worker_pair(tmp_path, model_path, both=both) as started:
+    async with worker_pair(tmp_path_factory.mktemp("pair"), model_path, both=both) as started:
         yield started
 
 

@@ -85,27 +85,18 @@ async def test_all_but_the_last_chunk_arrive_while_a_long_prompt_is_computed(
         assert side.attributes[attributes.RELEVO_KV_TICKET_WAIT_S] >= 0
 
 
-async def until_counted(
-    pair: WorkerPair, worker_id: str, name: str, label: str = "", *, above: float = 0.0
-) -> None:
-    worker = pair.client.workers[worker_id]
-    await pair.client.eventually(
-        lambda: worker.metrics.get((name, label), 0.0) > above, what=f"{name} {label}"
-    )
-
-
 async def test_what_a_transfer_moves_is_counted(pair: WorkerPair) -> None:
     client, prefill, decode = pair.client, *(pair.client.workers[n] for n in pair.client.workers)
     assert prefill.description.pool == "prefill"
     _, result = await client.run_pair(make_request(PROMPT, request_id="a"))
-    await until_counted(pair, "decode-0", metrics.KV_TRANSFER_BYTES)
+    await pair.client.until_counted("decode-0", metrics.KV_TRANSFER_BYTES)
     assert decode.metrics[metrics.KV_TRANSFER_BYTES, ""] == result.kv_transfer_bytes
-    await until_counted(pair, "decode-0", f"{metrics.KV_TRANSFER_SECONDS}_count")
+    await pair.client.until_counted("decode-0", f"{metrics.KV_TRANSFER_SECONDS}_count")
 
     transfer_id = client.next_transfer_id()
     held = make_request(PROMPT, request_id="held", cache_salt="held")
     await read_prefill(client.open_prefill(held, transfer_id=transfer_id))
-    await until_counted(pair, "prefill-0", metrics.KV_LEASES_OPEN)
+    await pair.client.until_counted("prefill-0", metrics.KV_LEASES_OPEN)
     await client.eventually(lambda: prefill.load.blocks.held > 0, what="held blocks")
 
     stub, (link,) = client.prefill_stub(), decode.load.links
@@ -119,10 +110,10 @@ async def test_what_a_transfer_moves_is_counted(pair: WorkerPair) -> None:
     )
     with pytest.raises(grpc.aio.AioRpcError):
         await stub.Fetch(stale, timeout=5.0)
-    await until_counted(pair, "prefill-0", metrics.KV_FENCED_MESSAGES)
+    await pair.client.until_counted("prefill-0", metrics.KV_FENCED_MESSAGES)
     await stub.Release(prefill_pb2.ReleaseRequest(transfer_id=transfer_id, epoch=1))
-    await client.eventually(
-        lambda: prefill.metrics[metrics.KV_LEASES_OPEN, ""] == 0, what="the end of the lease"
+    await client.until_counted(
+        "prefill-0", metrics.KV_LEASES_OPEN, is_right=lambda value: value == 0
     )
 
 
@@ -141,17 +132,17 @@ async def test_failures_are_counted_by_their_reason(
     prefilling, decoding = open_both("cancelled")
     await asyncio.gather(prefilling.read(), decoding.read())
     decoding.cancel()
-    await until_counted(pair, "decode-0", failures, "cancelled")
+    await pair.client.until_counted("decode-0", failures, "cancelled")
 
     prefilling, decoding = open_both("gone")
     await asyncio.gather(prefilling.read(), decoding.read())
     prefilling.cancel()
-    await until_counted(pair, "decode-0", failures, "gone")
+    await pair.client.until_counted("decode-0", failures, "gone")
 
     inject(monkeypatch, {"point": "kv_recv", "action": "raise"})
     with pytest.raises(grpc.aio.AioRpcError):
         await client.run_pair(make_request(PROMPT, request_id="a", cache_salt="a"))
-    await until_counted(pair, "decode-0", failures, "link_broken")
+    await pair.client.until_counted("decode-0", failures, "link_broken")
     await client.until_linked()
 
 
@@ -169,8 +160,8 @@ async def test_a_corrupted_chunk_is_counted_never_cached_and_made_good(
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await pair.client.run_pair(request)
         assert lost.value.code() is grpc.StatusCode.ABORTED
-        await until_counted(pair, "decode-0", metrics.KV_DIGEST_MISMATCHES)
-        await until_counted(pair, "decode-0", metrics.KV_TRANSFER_FAILURES, "digest_mismatch")
+        await pair.client.until_counted("decode-0", metrics.KV_DIGEST_MISMATCHES)
+        await pair.client.until_counted("decode-0", metrics.KV_TRANSFER_FAILURES, "digest_mismatch")
         await pair.client.until_quiet()
         assert decode.load.blocks.cached == 0
         assert decode.block_hashes == set()

@@ -2,18 +2,40 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 
+from telemetry import metrics
 from tests.integration.workers.solo import LONG_PROMPT, PROMPT, tokens_alone
 from tests.worker_client import make_request, read_decode, read_prefill
 from tests.worker_pair import WorkerPair, worker_pair
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def pair(tmp_path: Path, model_path: Path) -> AsyncIterator[WorkerPair]:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_pair(
+    tmp_path_factory: pytest.TempPathFactory, model_path: Path
+) -> AsyncIterator[WorkerPair]:
+    async with worker_pair(tmp_path_factory.mktemp("pair"), model_path) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(shared_pair: WorkerPair) -> AsyncIterator[WorkerPair]:
+    """A pair that serves several tests; each salts its prompts, and leaves the books in order."""
+    yield shared_pair
+    await shared_pair.client.until_quiet(timeout_s=10.0)
+    for worker in (*shared_pair.prefill, *shared_pair.decode):
+        await worker.check_integrity()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_pair(tmp_path: Path, model_path: Path) -> AsyncIterator[WorkerPair]:
     async with worker_pair(tmp_path, model_path) as started:
         yield started
 
@@ -74,7 +96,14 @@ async def test_auto_falls_back_to_gloo_where_memory_cannot_be_shared_and_says_wh
 async def test_a_handed_over_request_gives_the_tokens_of_one_engine(
     pair: WorkerPair, model_path: Path, temperature: float
 ) -> None:
-    request = make_request(PROMPT, request_id="a", max_tokens=12, temperature=temperature, seed=5)
+    request = make_request(
+        PROMPT,
+        request_id="a",
+        cache_salt=f"one {temperature}",
+        max_tokens=12,
+        temperature=temperature,
+        seed=5,
+    )
     prefill, decode = await pair.client.run_pair(request)
     assert decode.token_ids == tokens_alone(model_path, PROMPT, 12, temperature=temperature)
     assert decode.token_ids[:1] == list(prefill.tokens.token_ids)
@@ -86,7 +115,9 @@ async def test_a_handed_over_request_gives_the_tokens_of_one_engine(
 async def test_one_engine_alone_decodes_without_a_prefill_worker(
     pair: WorkerPair, model_path: Path
 ) -> None:
-    call = pair.client.open_decode(make_request(PROMPT, request_id="a"), prefill=None)
+    call = pair.client.open_decode(
+        make_request(PROMPT, request_id="a", cache_salt="alone"), prefill=None
+    )
     decode = await read_decode(call)
     assert decode.token_ids == tokens_alone(model_path, PROMPT, 8)
     assert decode.kv_transfer_bytes == 0
@@ -97,15 +128,17 @@ async def test_only_what_the_decode_worker_lacks_travels(
     pair: WorkerPair, model_path: Path
 ) -> None:
     await read_decode(
-        pair.client.open_decode(make_request(PROMPT[:40], request_id="a"), prefill=None)
+        pair.client.open_decode(
+            make_request(PROMPT[:40], request_id="a", cache_salt="lacks"), prefill=None
+        )
     )
-    _, decode = await pair.client.run_pair(make_request(PROMPT, request_id="b"))
+    _, decode = await pair.client.run_pair(make_request(PROMPT, request_id="b", cache_salt="lacks"))
     assert decode.token_ids == tokens_alone(model_path, PROMPT, 8)
     assert decode.num_cached_tokens == 40
     whole = 75 * pair.client.workers["decode-0"].hello.kv_bytes_per_token
     assert 0 < decode.kv_transfer_bytes < whole
 
-    _, again = await pair.client.run_pair(make_request(PROMPT, request_id="c"))
+    _, again = await pair.client.run_pair(make_request(PROMPT, request_id="c", cache_salt="lacks"))
     assert again.token_ids == decode.token_ids
     assert again.num_cached_tokens == 72
 
@@ -121,7 +154,7 @@ async def test_different_block_sizes_hand_over(tmp_path: Path, model_path: Path)
 
 
 async def test_a_request_that_ends_with_its_first_token_moves_no_kv(pair: WorkerPair) -> None:
-    request = make_request(PROMPT, request_id="a", max_tokens=1)
+    request = make_request(PROMPT, request_id="a", cache_salt="first", max_tokens=1)
     prefill, decode = await pair.client.run_pair(request)
     assert prefill.tokens.finish_reason == decode.finish_reason == 2
     assert decode.token_ids == list(prefill.tokens.token_ids)
@@ -130,7 +163,8 @@ async def test_a_request_that_ends_with_its_first_token_moves_no_kv(pair: Worker
 async def test_many_requests_at_once_all_finish(pair: WorkerPair, model_path: Path) -> None:
     prompts = [PROMPT[number : number + 30] for number in range(6)]
     requests = [
-        make_request(prompt, request_id=f"r{number}") for number, prompt in enumerate(prompts)
+        make_request(prompt, request_id=f"r{number}", cache_salt="many")
+        for number, prompt in enumerate(prompts)
     ]
     results = await asyncio.gather(*(pair.client.run_pair(request) for request in requests))
     for prompt, (_, decode) in zip(prompts, results, strict=True):
@@ -140,7 +174,7 @@ async def test_many_requests_at_once_all_finish(pair: WorkerPair, model_path: Pa
 async def test_cancelling_prefill_while_it_computes_frees_both_sides(pair: WorkerPair) -> None:
     client = pair.client
     transfer_id = client.next_transfer_id()
-    request = make_request(LONG_PROMPT, request_id="a")
+    request = make_request(LONG_PROMPT, request_id="a", cache_salt="cancel 1")
     prefilling = client.open_prefill(request, transfer_id=transfer_id)
     decoding = asyncio.ensure_future(
         read_decode(client.open_decode(request, transfer_id=transfer_id))
@@ -156,7 +190,7 @@ async def test_cancelling_prefill_while_it_computes_frees_both_sides(pair: Worke
 async def test_cancelling_decode_while_the_kv_comes_frees_both_sides(pair: WorkerPair) -> None:
     client = pair.client
     transfer_id = client.next_transfer_id()
-    request = make_request(LONG_PROMPT, request_id="a")
+    request = make_request(LONG_PROMPT, request_id="a", cache_salt="cancel 2")
     prefilling = client.open_prefill(request, transfer_id=transfer_id)
     decoding = client.open_decode(request, transfer_id=transfer_id)
     await decoding.read()
@@ -171,7 +205,7 @@ async def test_cancelling_decode_while_the_kv_comes_frees_both_sides(pair: Worke
 async def test_cancelling_decode_while_it_decodes_frees_its_blocks(pair: WorkerPair) -> None:
     client = pair.client
     transfer_id = client.next_transfer_id()
-    request = make_request(PROMPT, request_id="a", max_tokens=400)
+    request = make_request(PROMPT, request_id="a", cache_salt="cancel 3", max_tokens=400)
     prefilling = asyncio.ensure_future(
         read_prefill(client.open_prefill(request, transfer_id=transfer_id))
     )
@@ -184,7 +218,7 @@ async def test_cancelling_decode_while_it_decodes_frees_its_blocks(pair: WorkerP
 
 
 async def test_a_deadline_frees_both_sides(pair: WorkerPair) -> None:
-    request = make_request(PROMPT, request_id="a", max_tokens=400)
+    request = make_request(PROMPT, request_id="a", cache_salt="deadline", max_tokens=400)
     with pytest.raises(grpc.aio.AioRpcError) as late:
         await pair.client.run_pair(request, timeout_s=0.4)
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -193,18 +227,20 @@ async def test_a_deadline_frees_both_sides(pair: WorkerPair) -> None:
 
 async def test_kv_that_nobody_fetches_is_given_up_after_its_lease(pair: WorkerPair) -> None:
     client = pair.client
-    request = make_request(PROMPT, request_id="a")
+    request = make_request(PROMPT, request_id="a", cache_salt="lease")
+    await client.refresh("prefill-0")
+    num_before = client.workers["prefill-0"].metrics.get((metrics.LEASE_EXPIRED, ""), 0)
     await read_prefill(client.open_prefill(request, transfer_id=client.next_transfer_id()))
     prefill = client.workers["prefill-0"]
     await client.eventually(lambda: prefill.load.blocks.held > 0, what="held blocks")
     await client.until_quiet(timeout_s=4.0)
-    await client.eventually(
-        lambda: prefill.metrics.get(("relevo_lease_expired_total", "")) == 1, what="a lost lease"
+    await client.until_counted(
+        "prefill-0", metrics.LEASE_EXPIRED, is_right=lambda value: value == num_before + 1
     )
 
 
 async def test_decode_without_a_matching_prefill_is_lost_in_time(pair: WorkerPair) -> None:
-    request = make_request(PROMPT, request_id="a")
+    request = make_request(PROMPT, request_id="a", cache_salt="lost")
     call = pair.client.open_decode(request, transfer_id=pair.client.next_transfer_id())
     with pytest.raises(grpc.aio.AioRpcError) as lost:
         await asyncio.wait_for(read_decode(call), 6.0)
@@ -212,17 +248,22 @@ async def test_decode_without_a_matching_prefill_is_lost_in_time(pair: WorkerPai
 
 
 async def test_another_incarnation_is_refused(pair: WorkerPair) -> None:
-    client = pair.client
-    for worker in client.workers.values():
-        object.__setattr__(worker.description, "incarnation", 17)
+    client, workers = pair.client, pair.client.workers.values()
+    described = [worker.description for worker in workers]
+    for worker in workers:
+        worker.description = replace(worker.description, incarnation=17)
     request = make_request(PROMPT, request_id="a")
-    for call in (
-        client.open_prefill(request, transfer_id=1),
-        client.open_decode(request, prefill=None),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as stale:
-            await call.read()
-        assert stale.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    try:
+        for call in (
+            client.open_prefill(request, transfer_id=1),
+            client.open_decode(request, prefill=None),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as stale:
+                await call.read()
+            assert stale.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    finally:
+        for worker, description in zip(workers, described, strict=True):
+            worker.description = description
 
 
 async def test_a_request_that_can_never_fit_is_invalid(pair: WorkerPair) -> None:
@@ -256,13 +297,13 @@ async def test_a_full_worker_refuses_at_once_and_says_when_to_come_back(
         assert 1 <= len(refused) <= 3
 
 
-async def test_a_drain_lets_streams_finish_and_refuses_new_ones(pair: WorkerPair) -> None:
-    client = pair.client
+async def test_a_drain_lets_streams_finish_and_refuses_new_ones(own_pair: WorkerPair) -> None:
+    client = own_pair.client
     request = make_request(PROMPT, request_id="a", max_tokens=30)
     running = asyncio.ensure_future(client.run_pair(request))
     decode = client.workers["decode-0"]
     await client.eventually(lambda: decode.load.num_running > 0, what="a running request")
-    draining = asyncio.ensure_future(pair.decode[0].drain(20.0))
+    draining = asyncio.ensure_future(own_pair.decode[0].drain(20.0))
     await client.eventually(lambda: decode.load.state == "draining", what="a draining worker")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await client.open_decode(make_request(PROMPT, request_id="b"), prefill=None).read()
@@ -272,8 +313,8 @@ async def test_a_drain_lets_streams_finish_and_refuses_new_ones(pair: WorkerPair
     await asyncio.wait_for(draining, 2.0)
 
 
-async def test_streams_that_outlast_a_drain_end_with_migrate(pair: WorkerPair) -> None:
-    client = pair.client
+async def test_streams_that_outlast_a_drain_end_with_migrate(own_pair: WorkerPair) -> None:
+    client = own_pair.client
     long = make_request(PROMPT, request_id="a", max_tokens=400)
     running = asyncio.ensure_future(client.run_pair(long))
     alone = client.open_decode(
@@ -286,19 +327,19 @@ async def test_streams_that_outlast_a_drain_end_with_migrate(pair: WorkerPair) -
     stuck_result = asyncio.ensure_future(read_decode(stuck))
     decode = client.workers["decode-0"]
     await client.eventually(lambda: decode.load.num_running == 2, what="running requests")
-    await pair.decode[0].drain(5.1)
+    await own_pair.decode[0].drain(5.1)
     for result in ((await running)[1], await alone_result, await stuck_result):
         assert result.finish_reason == 5
 
 
 async def test_a_draining_prefill_worker_migrates_what_it_still_computes(
-    pair: WorkerPair,
+    own_pair: WorkerPair,
 ) -> None:
-    client = pair.client
+    client = own_pair.client
     transfer_id = client.next_transfer_id()
     call = client.open_prefill(make_request(LONG_PROMPT, request_id="a"), transfer_id=transfer_id)
     await call.read()
-    draining = asyncio.ensure_future(pair.prefill[0].drain(5.0))
+    draining = asyncio.ensure_future(own_pair.prefill[0].drain(5.0))
     result = await read_prefill(call)
     assert result.tokens.finish_reason == 5
     await draining

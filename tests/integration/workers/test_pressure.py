@@ -6,11 +6,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from telemetry import metrics
 from tests.integration.workers.solo import PROMPT, tokens_alone
 from tests.worker_client import make_request, read_decode, read_prefill
 from tests.worker_pair import worker_pair
-
-PREEMPTIONS = ("relevo_preemptions_total", "")
 
 
 @pytest.mark.parametrize("through_a_pair", [True, False])
@@ -33,8 +32,7 @@ async def test_requests_that_grow_out_of_the_pool_are_preempted_and_keep_their_t
             decoded = await asyncio.gather(*map(read_decode, calls))
         for prompt, decode in zip(prompts, decoded, strict=True):
             assert decode.token_ids == tokens_alone(model_path, prompt, 35)
-        worker = client.workers["decode-0"]
-        await client.eventually(lambda: worker.metrics.get(PREEMPTIONS, 0) > 0, what="the counter")
+        await client.until_counted("decode-0", metrics.PREEMPTIONS)
 
 
 async def test_a_better_priority_overtakes_what_runs(tmp_path: Path, model_path: Path) -> None:
