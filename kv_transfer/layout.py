@@ -9,15 +9,15 @@ request lies in `block_ids[t // block_size]` at offset `t % block_size`. All ran
                          40 ^                      ^ 110
 
 Pools with equal block sizes exchange whole blocks as slabs, contiguous [n, layers, 2, block, heads,
-dim]. Partly filled blocks, and all blocks of pools with unequal block sizes, travel in messages of
-the canonical, token-granular layout [layers, 2, tokens, kv_heads, head_dim].
+dim]. Blocks of which less than half is meant, and all blocks of pools with unequal block sizes,
+travel in messages of the canonical, token-granular layout [layers, 2, tokens, kv_heads, head_dim].
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 # of the pool and of the messages; raised with every change of either
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 
 _BYTES_PER_ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -83,7 +83,10 @@ def block_range(token_start: int, token_end: int, block_size: int) -> tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One message of an operation: tokens [token_start, token_end), `num_bytes` on the wire."""
+    """One message of an operation: tokens [token_start, token_end), `num_bytes` on the wire.
+
+    A slab of the last block goes on to the block's end, whatever of it is meant.
+    """
 
     token_start: int
     token_end: int
@@ -98,20 +101,23 @@ def split_range(
     """Cut a range into messages of at most `max_bytes` each (at least one block or token).
 
     Both sides cut alike: the result depends on what the two layouts share and on both block sizes,
-    whichever is whose. Equal blocks that are whole travel as slabs. The others travel by tokens,
-    and first: what has to be copied is copied while the slabs travel.
+    whichever is whose. Equal blocks that are whole travel as slabs, and so does a last one at least
+    half of which is meant: its other half costs less than two copies. What then is left travels by
+    tokens, and first: what has to be copied is copied while the slabs travel.
 
         block_size 32   |    block 1    |    block 2    |    block 3    |
         [40, 110)           [40 -- 64)  [64 --------- 96)[96 - 110)
                              tokens      slab             tokens
+        [40, 115)           [40 -- 64)  [64 --------- 96)[96 -------- 128)
+                             tokens      slab             slab
     """
     size = layout.block_size
     if size != peer_block_size:
         # on the coarser grid, so that both sides copy whole blocks where they can
         yield from _cut(token_start, token_end, max(size, peer_block_size), layout, max_bytes)
         return
-    # blocks [first, end) are whole; none of them when the range lies inside one block
-    first, end = -(-token_start // size), token_end // size
+    # blocks [first, end) travel whole; none of them when the range begins and ends inside one block
+    first, end = -(-token_start // size), (2 * token_end + size) // (2 * size)
     if first >= end:
         yield from _cut(token_start, token_end, size, layout, max_bytes)
         return

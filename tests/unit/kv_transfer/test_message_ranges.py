@@ -64,7 +64,7 @@ def _lies_in(tensor: torch.Tensor, pool: torch.Tensor) -> bool:
     return start <= tensor.data_ptr() < start + pool.numel() * pool.element_size()
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 8), (0, 16), (3, 14), (5, 7)])
+@pytest.mark.parametrize(("start", "end"), [(0, 8), (0, 16), (3, 14), (3, 13), (5, 7)])
 def test_scattered_blocks_arrive_where_they_belong(start: int, end: int) -> None:
     move = Move(4, 4, start, end)
     sent = tokens_of(move.source, move.source_ids, end)[start:]
@@ -76,8 +76,9 @@ def test_blocks_of_their_own_piece_are_copied_nowhere(monkeypatch: pytest.Monkey
     monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", layout.bytes_per_block)
     whole = 2 * layout.bytes_per_block
     assert Move(4, 4, 0, 8).num_in_place() == (whole, whole)
-    # a part of a block travels by tokens
-    assert Move(4, 4, 0, 10).num_in_place() == (whole, whole)
+    # the smaller part of a block travels by tokens, the larger one with the rest of its block
+    assert Move(4, 4, 0, 9).num_in_place() == (whole, whole)
+    assert Move(4, 4, 0, 10).num_in_place() == (3 * layout.bytes_per_block,) * 2
     assert Move(4, 4, 1, 3).num_in_place() == (0, 0)
 
 
