@@ -6,6 +6,7 @@ from relevo.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 from kv_transfer.control import (
     ControlClosedError,
     LinkAccepted,
+    LinkAlive,
     LinkIncompatible,
     LinkMessage,
     LinkOpen,
@@ -61,6 +62,8 @@ def _to_request(message: LinkMessage) -> prefill_pb2.OpenLinkRequest:
                     prefill_incarnation=message.prefill_incarnation,
                 )
             )
+        case LinkAlive():
+            return request(alive=request.Alive())
         case _:
             raise AssertionError(f"a decode worker never sends {type(message).__name__}")
 
@@ -80,5 +83,7 @@ def _from_response(response: prefill_pb2.OpenLinkResponse) -> LinkMessage:
             return LinkIncompatible(response.incompatible.reason)
         case "ready":
             return LinkReady()
+        case "alive":
+            return LinkAlive()
         case _:
             raise ControlClosedError("the prefill worker sent an empty message")

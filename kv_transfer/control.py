@@ -108,7 +108,12 @@ class LinkReady:
     """The sending side has built its end and finished the probe."""
 
 
-LinkMessage = LinkOpen | StoreEntry | LinkAccepted | LinkIncompatible | LinkReady
+@dataclass(frozen=True, slots=True)
+class LinkAlive:
+    """Said by both sides again and again: the stream and the process behind it still work."""
+
+
+LinkMessage = LinkOpen | StoreEntry | LinkAccepted | LinkIncompatible | LinkReady | LinkAlive
 
 
 class LinkControl(Protocol):

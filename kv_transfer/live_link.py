@@ -1,7 +1,8 @@
 """One generation of one link as it runs: process group, thread, buffers, control stream.
 
-    control.receive --> store.deliver, peer_ready        store.set --> control.send
-    any failure, or the end of the control stream --> `ended` (with the reason) --> abort
+    control.receive --> store.deliver, peer_ready        store.set, alive --> control.send
+    any failure, the end of the control stream, or silence on it
+                                                --> `ended` (with the reason) --> abort
 
 It ends as a whole and is never used again; whoever made it makes the next generation.
 """
@@ -18,7 +19,9 @@ from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
 from kv_transfer.control import (
     ControlClosedError,
     FailureReason,
+    LinkAlive,
     LinkControl,
+    LinkMessage,
     LinkReady,
     StoreEntry,
 )
@@ -38,10 +41,14 @@ LinkFactory = Callable[[LinkSpec, RendezvousStore], Link]
 
 # weight of the newest transfer in the learnt bandwidth
 _LEARNING_RATE = 0.2
+# signs of life in one `timeout_s`; so many that do not come end the link
+_SIGNS_OF_LIFE = 4
 
 
 class LiveLink:
-    """Owns everything one generation of a link needs; all methods are for the event loop.
+    """Owns everything one generation of a link needs.
+
+    All methods but those that say so are for the event loop.
 
     Invariant: once `ended` is set no new operation starts, and every running one raises.
     """
@@ -65,7 +72,9 @@ class LiveLink:
         self.unread: asyncio.Future[None] = self._loop.create_future()
         self.peer_ready = asyncio.Event()
         self._control = control
-        self._outbox: asyncio.Queue[StoreEntry] = asyncio.Queue()
+        self._outbox: asyncio.Queue[LinkMessage] = asyncio.Queue()
+        # signs of life that were due since the last message of the peer
+        self._num_missed = 0
         self._store = RendezvousStore(self._post_entry, timeout_s=spec.timeout_s)
         self._link = make_link(spec, self._store)
         self._thread = LinkThread(f"kv-{spec.link_id}")
@@ -88,6 +97,7 @@ class LiveLink:
                 await self.run(lambda link: link.build())
                 self.bandwidth_bytes_per_s = await self.run(lambda link: link.probe())
             self.is_built = True
+            self._start(self._watch_peer())
         except TimeoutError as error:
             self.fail("building the link took too long")
             raise LinkBrokenError("building the link took too long") from error
@@ -110,7 +120,7 @@ class LiveLink:
         return self._mover
 
     def learn_bandwidth(self, num_bytes: int, elapsed_s: float) -> None:
-        """Take one operation into the estimate."""
+        """Take one operation into the estimate; on the link's thread."""
         seen = num_bytes / max(elapsed_s, 1e-6)
         self.bandwidth_bytes_per_s += _LEARNING_RATE * (seen - self.bandwidth_bytes_per_s)
 
@@ -204,15 +214,27 @@ class LiveLink:
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(self._loop.create_task(coroutine))
 
+    async def _watch_peer(self) -> None:
+        """End the link when the peer is silent: a network that lost it closes no stream.
+
+        Counts periods and not seconds: of a pause of this very process only one is seen.
+        """
+        while self._num_missed < _SIGNS_OF_LIFE:
+            self._outbox.put_nowait(LinkAlive())
+            await asyncio.sleep(self.spec.timeout_s / _SIGNS_OF_LIFE)
+            self._num_missed += 1
+        self.fail("the peer is silent on the control stream", FailureReason.TIMEOUT)
+
     async def _pump_in(self) -> None:
         try:
             while True:
                 message = await self._control.receive()
+                self._num_missed = 0
                 if isinstance(message, StoreEntry):
                     self._store.deliver(message.key, message.value)
                 elif isinstance(message, LinkReady):
                     self.peer_ready.set()
-                else:
+                elif not isinstance(message, LinkAlive):
                     self.fail(f"unexpected control message {type(message).__name__}")
                     return
         except ControlClosedError as error:

@@ -259,7 +259,9 @@ class PeerLink:
     async def _pause(self) -> None:
         if self._is_retiring.is_set():
             return
-        longest_s = min(_FIRST_PAUSE_S * 2 ** min(self._num_failures, 10), _LONGEST_PAUSE_S)
+        if not self._num_failures:
+            return  # it had worked: whatever broke it may be over
+        longest_s = min(_FIRST_PAUSE_S * 2 ** min(self._num_failures - 1, 10), _LONGEST_PAUSE_S)
         try:
             async with asyncio.timeout(random.uniform(0.5, 1.0) * longest_s):
                 await self._is_retiring.wait()

@@ -8,6 +8,7 @@ from relevo.v1 import common_pb2, prefill_pb2
 from kv_transfer.control import (
     ControlClosedError,
     LinkAccepted,
+    LinkAlive,
     LinkIncompatible,
     LinkMessage,
     LinkOpen,
@@ -67,6 +68,8 @@ def _to_response(message: LinkMessage) -> prefill_pb2.OpenLinkResponse:
             return response(incompatible=response.Incompatible(reason=reason))
         case LinkReady():
             return response(ready=response.Ready())
+        case LinkAlive():
+            return response(alive=response.Alive())
         case LinkOpen():
             raise AssertionError("only the decode side opens a link")
 
@@ -84,6 +87,8 @@ def _from_request(request: prefill_pb2.OpenLinkRequest) -> LinkMessage:
                 end=from_message(LinkEnd, opened.end),
                 prefill_incarnation=opened.prefill_incarnation,
             )
+        case "alive":
+            return LinkAlive()
         case _:
             raise ControlClosedError("the decode worker sent an empty message")
 

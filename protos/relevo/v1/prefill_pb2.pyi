@@ -46,7 +46,10 @@ class LinkEnd(_message.Message):
     def __init__(self, backend: _Optional[str] = ..., device: _Optional[str] = ..., boot_id: _Optional[str] = ..., network_namespace: _Optional[str] = ..., user_id: _Optional[int] = ..., interface: _Optional[str] = ..., no_shared_memory: _Optional[str] = ...) -> None: ...
 
 class OpenLinkRequest(_message.Message):
-    __slots__ = ("open", "store_entry")
+    __slots__ = ("open", "store_entry", "alive")
+    class Alive(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
     class Open(_message.Message):
         __slots__ = ("decode_worker", "generation", "layout", "prefill_incarnation", "end")
         DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -62,12 +65,14 @@ class OpenLinkRequest(_message.Message):
         def __init__(self, decode_worker: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., generation: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., prefill_incarnation: _Optional[int] = ..., end: _Optional[_Union[LinkEnd, _Mapping]] = ...) -> None: ...
     OPEN_FIELD_NUMBER: _ClassVar[int]
     STORE_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     open: OpenLinkRequest.Open
     store_entry: StoreEntry
-    def __init__(self, open: _Optional[_Union[OpenLinkRequest.Open, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ...) -> None: ...
+    alive: OpenLinkRequest.Alive
+    def __init__(self, open: _Optional[_Union[OpenLinkRequest.Open, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., alive: _Optional[_Union[OpenLinkRequest.Alive, _Mapping]] = ...) -> None: ...
 
 class OpenLinkResponse(_message.Message):
-    __slots__ = ("accepted", "incompatible", "store_entry", "ready")
+    __slots__ = ("accepted", "incompatible", "store_entry", "ready", "alive")
     class Accepted(_message.Message):
         __slots__ = ("layout", "backend", "reason")
         LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -85,15 +90,20 @@ class OpenLinkResponse(_message.Message):
     class Ready(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
+    class Alive(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     INCOMPATIBLE_FIELD_NUMBER: _ClassVar[int]
     STORE_ENTRY_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     accepted: OpenLinkResponse.Accepted
     incompatible: OpenLinkResponse.Incompatible
     store_entry: StoreEntry
     ready: OpenLinkResponse.Ready
-    def __init__(self, accepted: _Optional[_Union[OpenLinkResponse.Accepted, _Mapping]] = ..., incompatible: _Optional[_Union[OpenLinkResponse.Incompatible, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., ready: _Optional[_Union[OpenLinkResponse.Ready, _Mapping]] = ...) -> None: ...
+    alive: OpenLinkResponse.Alive
+    def __init__(self, accepted: _Optional[_Union[OpenLinkResponse.Accepted, _Mapping]] = ..., incompatible: _Optional[_Union[OpenLinkResponse.Incompatible, _Mapping]] = ..., store_entry: _Optional[_Union[StoreEntry, _Mapping]] = ..., ready: _Optional[_Union[OpenLinkResponse.Ready, _Mapping]] = ..., alive: _Optional[_Union[OpenLinkResponse.Alive, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("request", "transfer_id", "epoch", "decode_worker", "prefill_incarnation")

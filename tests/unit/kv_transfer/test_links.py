@@ -13,6 +13,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     LinkAccepted,
     LinkIncompatible,
+    LinkMessage,
     LinkOpen,
     PeerInfo,
     StaleLinkError,
@@ -32,6 +33,7 @@ from tests.unit.kv_transfer.fakes import (
     PREFILL,
     FakeLink,
     Pair,
+    QueueControl,
     Wire,
     Wires,
     control_pair,
@@ -201,6 +203,49 @@ async def test_a_broken_link_comes_back_with_the_next_generation() -> None:
         await eventually(lambda: pair.dialer.link_for(PREFILL.worker_id) is None)
         await pair.link_up()
         assert pair.link.generation == generation
+    await pair.close()
+
+
+async def test_a_link_that_had_worked_is_made_again_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kv_transfer.peer_link._FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr("kv_transfer.peer_link._LONGEST_PAUSE_S", 60.0)
+    pair = Pair()
+    await pair.link_up()
+    # one that has just been made and breaks may do so again and again
+    with monkeypatch.context() as patch:
+        patch.setattr("kv_transfer.peer_link._STABLE_AFTER_S", 0.0)
+        pair.link.live.fail("test")
+        await pair.link_up()
+    assert pair.link.generation == 2
+    pair.link.live.fail("test")
+    await eventually(lambda: pair.dialer.statuses()[0].state is LinkState.BROKEN)
+    await asyncio.sleep(0.05)
+    assert pair.dialer.statuses()[0].generation == 2
+    await pair.close()
+
+
+async def test_a_peer_that_falls_silent_ends_the_link_at_both_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a network loses all that is sent and closes nothing."""
+
+    async def lose(_control: QueueControl, _message: LinkMessage) -> None:
+        return
+
+    pair = Pair(config=KVTransferConfig(transfer_timeout_s=0.1))
+    await pair.link_up()
+    await asyncio.sleep(0.3)
+    link = pair.link
+    assert link.generation == 1, "a quiet link lives on"
+    monkeypatch.setattr(QueueControl, "send", lose)
+    accepted = pair.acceptor.link_for(DECODE, 1)
+    await eventually(lambda: link.live.ended.done() and accepted.live.ended.done())
+    assert "silent" in link.live.ended.result()
+    monkeypatch.undo()
+    await pair.link_up()
+    assert pair.link.generation > 1
     await pair.close()
 
 
