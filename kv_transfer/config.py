@@ -22,7 +22,8 @@ class KVTransferConfig:
     digest_sample: float = 0.01
     # network interface the links bind to; empty: the loopback address
     interface: str = ""
-    # "first-last"; Gloo and NCCL pick their ports themselves, so only empty is accepted
+    # Only empty is accepted: neither Gloo nor NCCL takes a port, both listen where the system's own
+    # range lets them. The rendezvous needs none; the workers' own ports are `rpc.port_range`.
     port_range: str = ""
 
     def __post_init__(self) -> None:

@@ -79,3 +79,8 @@ def test_only_known_backends_are_accepted() -> None:
         KVTransferConfig(backend=backend)
     with pytest.raises(ValueError, match="backend"):
         KVTransferConfig(backend="nixl")
+
+
+def test_ports_no_backend_lets_one_choose_are_refused_with_what_does() -> None:
+    with pytest.raises(ValueError, match=r"port_range.*net\.ipv4\.ip_local_port_range"):
+        KVTransferConfig(port_range="20000-20100")
