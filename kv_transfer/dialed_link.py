@@ -142,17 +142,21 @@ class DialedLink:
             self._issuer.settle(reply.verdict)
             if reply.verdict is not FetchVerdict.GRANTED:
                 return FetchOutcome(reply, None)
-            return FetchOutcome(reply, self.live.run(self._timed(request)))
+            return FetchOutcome(reply, self._post(request))
+
+    def _post(self, request: RangeRequest) -> "asyncio.Future[int]":
+        spec, arrival = self.live.spec, self.live.run(self._timed(request))
+        if spec.is_shared_memory:
+            # behind it: whoever waits for the bytes does not wait for what wakes the peer
+            self.live.run(lambda link: link.shared_memory.give_back(spec.timeout_s))
+        return arrival
 
     def _timed(self, request: RangeRequest) -> Callable[[Link], int]:
-        loop = asyncio.get_running_loop()
-
         def receive(link: Link) -> int:
             started = time.monotonic()
             num_bytes = request.receive(link)
             self.moved_bytes += num_bytes
-            elapsed_s = time.monotonic() - started
-            loop.call_soon_threadsafe(self.live.learn_bandwidth, num_bytes, elapsed_s)
+            self.live.learn_bandwidth(num_bytes, time.monotonic() - started)
             return num_bytes
 
         return receive
@@ -163,21 +167,41 @@ class DialedLink:
         detail = ""
         while self.is_usable and (left_s := deadline - self._now()) > 0:
             started = self._now()
-            attempt = asyncio.ensure_future(control.fetch(order))
-            either: set[asyncio.Future[Any]] = {attempt, self.live.ended}
-            done, _ = await asyncio.wait(
-                either,
-                timeout=min(left_s, timeout_s / _NUM_ATTEMPTS),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if attempt in done and not attempt.cancelled() and attempt.exception() is None:
+            try:
+                reply = await self._attempt(order, control, min(left_s, timeout_s / _NUM_ATTEMPTS))
+            except TimeoutError:
+                detail = "no answer"
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                detail = "the call was cancelled"  # as gRPC does when its channel is closed
+            except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is unknown
+                detail = str(error)
+            else:
                 self.latency_s += _LEARNING_RATE * (self._now() - started - self.latency_s)
-                return attempt.result()
-            detail = await _abandon(attempt)
+                return reply
             await asyncio.sleep(random.uniform(0.5, 1.5) * _RETRY_S)
         # the peer may have posted its half: only a new generation is in order again
         self.live.fail(f"fetch unanswered: {detail}", FailureReason.TIMEOUT)
         raise LinkBrokenError(self.live.ended.result())
+
+    async def _attempt(
+        self, order: FetchOrder, control: TransferControl, timeout_s: float
+    ) -> FetchReply:
+        """Ask once, in this very task: each task in between costs a turn of the loop."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(timeout_s) as limit:
+
+            def link_ended(_ended: "asyncio.Future[str]") -> None:
+                if not limit.expired():
+                    limit.reschedule(loop.time())
+
+            self.live.ended.add_done_callback(link_ended)
+            try:
+                return await control.fetch(order)
+            finally:
+                self.live.ended.remove_done_callback(link_ended)
 
     def _order_ended(self, task: "asyncio.Task[FetchOutcome]", num_bytes: int) -> None:
         self._orders.discard(task)
@@ -191,9 +215,3 @@ class DialedLink:
         self.queued_bytes -= num_bytes
         if self.is_idle:
             self._became_idle.set()
-
-
-async def _abandon(attempt: "asyncio.Future[FetchReply]") -> str:
-    attempt.cancel()
-    result = (await asyncio.gather(attempt, return_exceptions=True))[0]
-    return "no answer" if isinstance(result, asyncio.CancelledError) else str(result)

@@ -56,9 +56,10 @@ class MappedRanges:
     def receive_range(
         self, link: Link, order: RangeOrder, *, alter: Alter | None, is_wanted: bool
     ) -> int:
-        """Copy a range the peer lends, or give it back at once when it is not wanted any more.
+        """Copy a range the peer lends, unless it is not wanted any more.
 
-        When it returns or raises, nothing reads the peer's blocks or writes ours any more.
+        Whoever calls gives it back afterwards. When it raises, nothing reads the peer's blocks or
+        writes ours any more.
         """
         try:
             channel = link.shared_memory
@@ -68,7 +69,6 @@ class MappedRanges:
                 self._copy_all(order, channel, borrowed)
                 if alter:
                     self._spoil(order, alter)
-            channel.give_back()
         except BaseException as error:
             link.abort(f"operation failed: {error}")
             raise
@@ -83,31 +83,30 @@ class MappedRanges:
         if max(borrowed) >= len(source):
             del source
             raise LinkBrokenError("the peer lends blocks that make no sense")
-        start = end = order.token_end
-        if self._ours.block_size == self._theirs.block_size:
-            start, end = self._copy_whole_blocks(order, source, borrowed)
-        for piece in ((order.token_start, start), (end, order.token_end)):
-            self._copy_parts(order, source, borrowed, piece)
+        start, end = self._whole_blocks(order)
+        self._copy_parts(order, source, borrowed, order.token_start, start)
+        if start < end:
+            size = self._ours.block_size
+            read_from = borrowed[start // size - order.token_start // size :]
+            write_to = order.block_ids[start // size : end // size]
+            for theirs, ours, count in _runs(read_from, write_to):
+                # numpy copies runs of bytes faster than torch, and like it without the interpreter
+                np.copyto(self._pool[ours : ours + count], source[theirs : theirs + count])
+        self._copy_parts(order, source, borrowed, end, order.token_end)
 
-    def _copy_whole_blocks(
-        self, order: RangeOrder, source: Blocks, borrowed: Sequence[int]
-    ) -> tuple[int, int]:
-        """Copy whole blocks of equal pools; return the tokens [start, end) that these hold."""
+    def _whole_blocks(self, order: RangeOrder) -> tuple[int, int]:
+        """The tokens [start, end) that lie in whole blocks of equal pools."""
         size = self._ours.block_size
-        first, end = -(-order.token_start // size), order.token_end // size
-        if first >= end:
-            return order.token_end, order.token_end
-        read_from = borrowed[first - order.token_start // size :]
-        for theirs, ours, count in _runs(read_from, order.block_ids[first:end]):
-            # numpy copies runs of bytes faster than torch, and like it without the interpreter
-            np.copyto(self._pool[ours : ours + count], source[theirs : theirs + count])
-        return first * size, end * size
+        start, end = -(-order.token_start // size) * size, order.token_end // size * size
+        if size == self._theirs.block_size and start < end:
+            return start, end
+        return order.token_end, order.token_end
 
     def _copy_parts(
-        self, order: RangeOrder, source: Blocks, borrowed: Sequence[int], piece: tuple[int, int]
+        self, order: RangeOrder, source: Blocks, borrowed: Sequence[int], start: int, end: int
     ) -> None:
         """Copy tokens [start, end) in segments that end where a block of either side ends."""
-        position, end = piece
+        position = start
         theirs, ours = self._theirs.block_size, self._ours.block_size
         first = order.token_start // theirs
         while position < end:

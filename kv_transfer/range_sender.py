@@ -23,7 +23,7 @@ from kv_transfer.range_mover import RangeOrder
 class GrantedSend:
     """One granted operation under way."""
 
-    reply: "asyncio.Task[FetchReply]"
+    reply: "asyncio.Future[FetchReply]"
     # done when nothing reads the blocks any more, here or at the peer
     sent: "asyncio.Future[MovedRange]"
 
@@ -48,9 +48,7 @@ class RangeSender:
     def grant(self, held: HeldTransfer, link: AcceptedLink, order: FetchOrder) -> GrantedSend:
         """Use the order's ticket: reply, and send in its turn, whatever becomes of the caller."""
         block_ids = list(held.block_ids)
-        reply = asyncio.get_running_loop().create_task(self._reply(held, order, block_ids))
-        self._replies.add(reply)
-        reply.add_done_callback(self._replies.discard)
+        reply = self._reply(held, order, block_ids)
         label = held.machine.order.request_label
         send = functools.partial(self._send, link, order, block_ids, label, self._now())
         return GrantedSend(reply, link.grant(order, send, reply))
@@ -59,11 +57,22 @@ class RangeSender:
         """Wait for the replies under way."""
         await asyncio.gather(*self._replies, return_exceptions=True)
 
-    async def _reply(
+    def _reply(
+        self, held: HeldTransfer, order: FetchOrder, block_ids: Sequence[int]
+    ) -> "asyncio.Future[FetchReply]":
+        loop = asyncio.get_running_loop()
+        if not order.with_digest:
+            known: asyncio.Future[FetchReply] = loop.create_future()
+            known.set_result(FetchReply(FetchVerdict.GRANTED))
+            return known
+        reply = loop.create_task(self._reply_with_digest(held, order, block_ids))
+        self._replies.add(reply)
+        reply.add_done_callback(self._replies.discard)
+        return reply
+
+    async def _reply_with_digest(
         self, held: HeldTransfer, order: FetchOrder, block_ids: Sequence[int]
     ) -> FetchReply:
-        if not order.with_digest:
-            return FetchReply(FetchVerdict.GRANTED)
         start, end = order.token_start, order.token_end
         digest = await asyncio.to_thread(range_digest, self._pool, block_ids, start, end)
         held.digests.append(ChunkDigest(token_start=start, token_end=end, digest=digest))

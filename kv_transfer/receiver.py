@@ -12,8 +12,9 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import FailureReason, TransferControl, TransferFailedError, WorkerRef
 from kv_transfer.counters import TransferCounters
 from kv_transfer.layout import KVLayout
+from kv_transfer.range_receiver import ReceptionSettings
 from kv_transfer.receive_order import Received, ReceiveOrder, Reservation
-from kv_transfer.reception import Reception, ReceptionSettings
+from kv_transfer.reception import Reception
 
 __all__ = ["KVReceiver", "ReceiveOrder", "Received", "Reservation"]
 

@@ -1,9 +1,12 @@
 """One hand-over as the decode side runs it: events of the outside into the machine, actions out.
 
-    watch stream --+                            +--> reserve blocks
-    reservation  --+--> inbox --> machine --+---+--> fetch a range over the link
-    ranges, link --+      ^                 |   +--> open the watch again
-    deadlines    ---------+                 +------> return, or raise
+    watch stream --+                  +--> reserve blocks
+    reservation  --+--> machine --+---+--> fetch a range over the link
+    ranges, link --+              |   +--> open the watch again
+    deadlines    --+              +------> return, or raise
+
+What an event leads to happens at once, in whoever tells of it: each task in between would cost a
+turn of the event loop, which others share.
 
 Invariant: an operation writes pool blocks only when it begins before `run` returns or raises; what
 still writes by then is named to whoever takes the blocks back (`pool_writes.py`).
@@ -12,15 +15,10 @@ still writes by then is named to whoever takes the blocks back (`pool_writes.py`
 import asyncio
 import functools
 import random
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
-
-from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     Commit,
     ControlClosedError,
@@ -28,16 +26,10 @@ from kv_transfer.control import (
     TransferControl,
     TransferFailedError,
     TransferNotFoundError,
-    WorkerRef,
 )
 from kv_transfer.dialed_link import FetchOutcome, RangeRequest
-from kv_transfer.digest import range_digest
-from kv_transfer.faulty_range import ask_fault_plan
-from kv_transfer.layout import KVLayout, block_range
-from kv_transfer.link import Link
 from kv_transfer.moved_range import MovedRange
-from kv_transfer.pool_writes import PoolWrites
-from kv_transfer.range_mover import RangeOrder
+from kv_transfer.range_receiver import RangeReceiver, ReceptionSettings
 from kv_transfer.receive_order import Received, ReceiveOrder, Reservation
 from kv_transfer.receiver_state import (
     Action,
@@ -45,7 +37,6 @@ from kv_transfer.receiver_state import (
     Fetch,
     Finish,
     ReceiverLimits,
-    ReceiverState,
     ReceiverTransfer,
     Reserve,
     Watch,
@@ -58,18 +49,6 @@ _MAX_BYTES_PER_FETCH = 32 << 20
 
 # One sign of life may be lost, and one more.
 _RENEWALS_PER_LEASE = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceptionSettings:
-    """What all receptions of one decode worker share."""
-
-    pool: torch.Tensor
-    layout: KVLayout
-    worker: WorkerRef
-    config: KVTransferConfig
-    end_quarantine: Callable[[Sequence[int]], None]
-    now: Callable[[], float] = time.monotonic
 
 
 class Reception:
@@ -101,13 +80,15 @@ class Reception:
                 renew_s=config.lease_s / _RENEWALS_PER_LEASE,
             )
         )
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        # set once, by the action that ends it
+        self._outcome: asyncio.Future[Commit] = asyncio.get_running_loop().create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._reservation: Reservation | None = None
-        self._writes = PoolWrites(settings.end_quarantine)
+        self._blocks = RangeReceiver(settings, order)
         self._ranges: list[MovedRange] = []
-        self._transfer_s = 0.0
         self._committed_at: float | None = None
 
     async def run(self) -> Received:
@@ -115,18 +96,19 @@ class Reception:
         ended = self._order.link.live.ended
         ended.add_done_callback(self._link_ended)
         self._open_watch()
+        self._set_timer()
+        has_arrived = False
         try:
-            while True:
-                for action in await self._next_actions():
-                    if isinstance(action, Finish):
-                        return self._received(action.commit)
-                    self._perform(action)
+            commit = await self._outcome
+            has_arrived = True
+            return self._received(commit)
         finally:
             self._machine.fail(FailureReason.CANCELLED)
             ended.remove_done_callback(self._link_ended)
-            in_flight = self._writes.close()
+            self._end_outcome()
+            in_flight = self._blocks.close()
             # a commit that ended the request may come while its ranges are under way
-            is_kept = self._machine.state is ReceiverState.DONE and not in_flight
+            is_kept = has_arrived and not in_flight
             if self._reservation is not None and not is_kept:
                 self._give_back(in_flight)
             for task in self._tasks:
@@ -139,20 +121,51 @@ class Reception:
                     self._give_back(())
                 raise
 
-    async def _next_actions(self) -> list[Action]:
+    def _hear(self, event: Event) -> None:
+        """Let the machine know what happened, and do what it says."""
+        if self._outcome.done():
+            return
+        now = self._now()
         try:
-            async with asyncio.timeout(max(self._machine.deadline - self._now(), 0.0)):
-                event = await self._inbox.get()
-        except TimeoutError:
-            return self._machine.tick(self._now())
-        return event(self._now()) + self._machine.tick(self._now())
+            for action in event(now) + self._machine.tick(now):
+                self._perform(action)
+        except Exception as error:  # noqa: BLE001 - raised in `run`, whoever told of the event
+            self._fail(error)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        deadline = self._machine.deadline
+        if self._timer is not None and deadline == self._timer_due_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        loop, self._timer_due_at = asyncio.get_running_loop(), deadline
+        delay_s = max(deadline - self._now(), 0.0)
+        self._timer = loop.call_later(delay_s, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        self._timer = None
+        self._hear(lambda _now: [])
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
+
+    def _end_outcome(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # also when `run` was cancelled just as it failed: the error counts as seen
+        if not self._outcome.cancel() and not self._outcome.cancelled():
+            self._outcome.exception()
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, Fail):
+        if isinstance(action, Finish):
+            self._outcome.set_result(action.commit)
+        elif isinstance(action, Fail):
             ended = self._order.link.live.ended
             detail = ended.result() if ended.done() else ""
-            raise TransferFailedError(action.reason, detail)
-        if isinstance(action, Fetch):
+            self._fail(TransferFailedError(action.reason, detail))
+        elif isinstance(action, Fetch):
             self._fetch(action)
         elif isinstance(action, Watch):
             self._open_watch()
@@ -174,13 +187,13 @@ class Reception:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # not one of the failures a hand-over knows: it is raised where it was asked for
-            self._inbox.put_nowait(functools.partial(_raise, error))
+            self._fail(error)
 
     def _link_ended(self, _ended: "asyncio.Future[str]") -> None:
         self._put_failure(self._order.link.live.failure)
 
     def _put_failure(self, reason: FailureReason) -> None:
-        self._inbox.put_nowait(lambda _now: self._machine.fail(reason))
+        self._hear(lambda _now: self._machine.fail(reason))
 
     async def _watch(self) -> None:
         order, machine = self._order, self._machine
@@ -192,18 +205,19 @@ class Reception:
                 async for message in stream:
                     if isinstance(message, Commit) and self._committed_at is None:
                         self._committed_at = self._now()
-                    self._inbox.put_nowait(functools.partial(machine.hear, message))
+                    self._hear(functools.partial(machine.hear, message))
         except ControlClosedError:
             pass
         except TransferNotFoundError:
-            self._inbox.put_nowait(lambda _now: machine.not_found())
+            self._hear(lambda _now: machine.not_found())
             return
-        self._inbox.put_nowait(machine.watch_broken)
+        self._hear(machine.watch_broken)
 
     async def _take_blocks(self) -> None:
         self._reservation = await self._reserve()
+        self._blocks.block_ids = self._reservation.block_ids
         num_cached = min(self._reservation.num_cached_tokens, self._order.num_tokens)
-        self._inbox.put_nowait(functools.partial(self._machine.reserved, num_cached))
+        self._hear(functools.partial(self._machine.reserved, num_cached))
 
     def _fetch(self, fetch: Fetch) -> None:
         order, machine, config = self._order, self._machine, self._settings.config
@@ -215,7 +229,7 @@ class Reception:
             token_end=fetch.token_end,
             with_digest=with_digest,
             num_bytes=(fetch.token_end - fetch.token_start) * self._settings.layout.bytes_per_token,
-            receive=functools.partial(self._receive, fetch),
+            receive=functools.partial(self._blocks.receive, fetch.token_start, fetch.token_end),
             is_wanted=lambda: not machine.is_over,
         )
         # at once, not when a task of ours gets its first turn
@@ -236,7 +250,7 @@ class Reception:
             outcome = await asyncio.shield(asking)
             granted_at = self._now()
             verdict = outcome.reply.verdict
-            self._inbox.put_nowait(lambda now: machine.fetch_replied(fetch, verdict, now))
+            self._hear(lambda now: machine.fetch_replied(fetch, verdict, now))
             if outcome.arrival is None:
                 return
             # the operation runs on, wanted or not
@@ -258,43 +272,13 @@ class Reception:
                 ended_at=self._now(),
             )
         )
-        digest = await self._digest(fetch) if with_digest else b""
+        digest = b""
+        if with_digest:
+            digest = await self._blocks.digest(fetch.token_start, fetch.token_end)
         if digest != outcome.reply.digest:
             self._put_failure(FailureReason.DIGEST_MISMATCH)
         else:
-            self._inbox.put_nowait(lambda now: machine.arrived(fetch, digest, now))
-
-    async def _digest(self, fetch: Fetch) -> bytes:
-        assert self._reservation is not None
-        return await asyncio.to_thread(
-            range_digest,
-            self._settings.pool,
-            self._reservation.block_ids,
-            fetch.token_start,
-            fetch.token_end,
-        )
-
-    def _receive(self, fetch: Fetch, link: Link) -> int:
-        # on the link's thread
-        assert self._reservation is not None
-        settings, block_ids = self._settings, self._reservation.block_ids
-        started = time.monotonic()
-        spoil = ask_fault_plan("kv_recv", link, request_label=self._order.request_label)
-        first, end = block_range(fetch.token_start, fetch.token_end, settings.layout.block_size)
-        with self._writes.of(block_ids[first:end]) as is_wanted:
-            num_bytes = self._order.link.live.ranges(settings.pool).receive_range(
-                link,
-                RangeOrder(
-                    block_ids=block_ids,
-                    token_start=fetch.token_start,
-                    token_end=fetch.token_end,
-                    timeout_s=settings.config.transfer_timeout_s,
-                ),
-                alter=spoil,
-                is_wanted=is_wanted,
-            )
-        self._transfer_s += time.monotonic() - started
-        return num_bytes
+            self._hear(lambda now: machine.arrived(fetch, digest, now))
 
     def _received(self, commit: Commit) -> Received:
         assert self._committed_at is not None
@@ -302,12 +286,8 @@ class Reception:
         return Received(
             commit=commit,
             num_bytes=sum(each.num_bytes for each in self._ranges),
-            transfer_s=self._transfer_s,
+            transfer_s=self._blocks.transfer_s,
             tail_s=self._now() - self._committed_at,
             num_cached_tokens=reservation.num_cached_tokens if reservation else 0,
             ranges=tuple(self._ranges),
         )
-
-
-def _raise(error: BaseException, _now: float) -> list[Action]:
-    raise error

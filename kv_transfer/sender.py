@@ -167,7 +167,8 @@ class KVSender:
         verdict = self._decide(held, order)
         if held is None or verdict is not FetchVerdict.GRANTED:
             return FetchReply(verdict)
-        return await asyncio.shield(self._grant(held, link, order))
+        reply = self._grant(held, link, order)
+        return reply.result() if reply.done() else await asyncio.shield(reply)
 
     def release(self, transfer_id: int, *, epoch: int) -> None:
         """Take the decode worker's word that it needs nothing more; idempotent."""
@@ -234,7 +235,7 @@ class KVSender:
 
     def _grant(
         self, held: HeldTransfer, link: AcceptedLink, order: FetchOrder
-    ) -> "asyncio.Task[FetchReply]":
+    ) -> "asyncio.Future[FetchReply]":
         lent: list[int] = []
         if link.is_read_by_peer:
             first, end = block_range(order.token_start, order.token_end, self._layout.block_size)

@@ -16,7 +16,6 @@ decode side closes it after it has let the mapping go.
 
 import asyncio
 import fcntl
-import hmac
 import mmap
 import os
 import secrets
@@ -33,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
+from kv_transfer.secret_socket import SECRET_BYTES, accept_peer, address_of, listen, user_of
 from kv_transfer.store import RendezvousStore
 
 # Bytes as they lie: [num_bytes].
@@ -40,17 +40,11 @@ Pages = npt.NDArray[np.uint8]
 
 _STORE_KEY = "shared_memory"
 _NAME_BYTES = 16
-_SECRET_BYTES = 32
-# How long one caller may take to show the secret; the others wait behind it.
-_SECRET_TIMEOUT_S = 0.2
 _PROBE_BYTES = 4 << 20
 # A count, then as many ids.
 _COUNT = struct.Struct("<I")
 _NUM_BYTES = struct.Struct("<Q")
 _GIVEN_BACK = b"."
-_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
-# How soon the prefill side notices that it waits for nobody any more.
-_ACCEPT_POLL_S = 0.2
 
 
 class SharedMemoryUnavailableError(LinkBrokenError):
@@ -77,8 +71,9 @@ class SharedMemoryChannel:
         self._connection = connection
         self._is_reader = memory is not None
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # what is waited for is often there already: a socket with a timeout would ask for it first
+        connection.setblocking(False)
         self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
         self._poll.register(self._wakeup, select.POLLIN)
         self._is_aborted = False
         self._closing = threading.Lock()
@@ -94,14 +89,12 @@ class SharedMemoryChannel:
         is_aborted: Callable[[], bool],
     ) -> "SharedMemoryChannel":
         """Let the one peer that has read the rendezvous map the pool."""
-        name, secret = secrets.token_bytes(_NAME_BYTES), secrets.token_bytes(_SECRET_BYTES)
+        name, secret = secrets.token_bytes(_NAME_BYTES), secrets.token_bytes(SECRET_BYTES)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(_address(name))
-                listener.listen()
-                listener.settimeout(_ACCEPT_POLL_S)
+            with listen(name) as listener:
                 store.set(_STORE_KEY, name + secret)
-                connection = _accept(listener, secret, time.monotonic() + timeout_s, is_aborted)
+                deadline = time.monotonic() + timeout_s
+                connection = accept_peer(listener, secret, deadline, is_aborted)
         except OSError as error:
             raise _explain(error) from error
         try:
@@ -120,8 +113,8 @@ class SharedMemoryChannel:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout_s)
         try:
-            connection.connect(_address(name))
-            if _user_of(connection) != os.geteuid():
+            connection.connect(address_of(name))
+            if user_of(connection) != os.geteuid():
                 raise SharedMemoryUnavailableError("the prefill worker is another user")
             connection.sendall(secret)
             head, descriptors, _, _ = socket.recv_fds(connection, _NUM_BYTES.size, 1)
@@ -149,17 +142,13 @@ class SharedMemoryChannel:
         started = time.monotonic()
         np.copyto(copy, pages)
         elapsed_s = time.monotonic() - started
-        self.give_back()
+        self.give_back(timeout_s)
         return len(pages) / max(elapsed_s, 1e-9)
 
     def lend(self, block_ids: Sequence[int], timeout_s: float) -> None:
         """Prefill side: say in which blocks the next range lies."""
         message = _COUNT.pack(len(block_ids)) + struct.pack(f"<{len(block_ids)}I", *block_ids)
-        try:
-            self._connection.settimeout(max(timeout_s, 0.001))
-            self._connection.sendall(message)
-        except OSError as error:
-            raise _explain(error) from error
+        self._send(message, time.monotonic() + timeout_s)
 
     def wait_given_back(self, timeout_s: float) -> None:
         """Prefill side: block until the peer has read what was lent last."""
@@ -174,12 +163,9 @@ class SharedMemoryChannel:
             raise LinkBrokenError(f"the peer lends {count} blocks where {num_blocks} were meant")
         return struct.unpack_from(f"<{count}I", message, _COUNT.size)
 
-    def give_back(self) -> None:
+    def give_back(self, timeout_s: float) -> None:
         """Decode side: say that the range was read."""
-        try:
-            self._connection.sendall(_GIVEN_BACK)
-        except OSError as error:
-            raise _explain(error) from error
+        self._send(_GIVEN_BACK, time.monotonic() + timeout_s)
 
     def abort(self) -> None:
         """Make every verb raise, here at once, at the peer when it next listens; any thread."""
@@ -210,7 +196,6 @@ class SharedMemoryChannel:
     async def wait_unread(self) -> None:
         """Prefill side, after `close`: wait until the peer cannot read our memory any more."""
         loop = asyncio.get_running_loop()
-        self._connection.setblocking(False)
         # A reset is an end, too.
         with self._connection, suppress(ConnectionError):
             while await loop.sock_recv(self._connection, 4096):
@@ -219,13 +204,11 @@ class SharedMemoryChannel:
     def _receive(self, num_bytes: int, deadline: float) -> bytes:
         received = b""
         while len(received) < num_bytes:
-            if self._is_aborted:
-                raise LinkBrokenError("the link was aborted")
+            self._check_alive()
             try:
-                # what is waited for is often there already
-                part = self._connection.recv(num_bytes - len(received), socket.MSG_DONTWAIT)
+                part = self._connection.recv(num_bytes - len(received))
             except BlockingIOError:
-                self._wait_readable(deadline)
+                self._wait_for(select.POLLIN, deadline)
                 continue
             except OSError as error:
                 raise _explain(error) from error
@@ -234,47 +217,24 @@ class SharedMemoryChannel:
             received += part
         return received
 
-    def _wait_readable(self, deadline: float) -> None:
+    def _send(self, message: bytes, deadline: float) -> None:
+        while message:
+            self._check_alive()
+            try:
+                message = message[self._connection.send(message) :]
+            except BlockingIOError:
+                self._wait_for(select.POLLOUT, deadline)
+            except OSError as error:
+                raise _explain(error) from error
+
+    def _check_alive(self) -> None:
+        if self._is_aborted:
+            raise LinkBrokenError("the link was aborted")
+
+    def _wait_for(self, event: int, deadline: float) -> None:
+        self._poll.register(self._connection, event)
         if not self._poll.poll(max(deadline - time.monotonic(), 0.001) * 1000):
             raise LinkTimeoutError("the peer did not answer in time over shared memory")
-
-
-def _address(name: bytes) -> str:
-    # A zero in front: a name that exists in no file system and dies with its socket.
-    return f"\0relevo-{name.hex()}"
-
-
-def _accept(
-    listener: socket.socket, secret: bytes, deadline: float, is_aborted: Callable[[], bool]
-) -> socket.socket:
-    """Wait for the peer; whoever else comes is sent away."""
-    while time.monotonic() < deadline:
-        if is_aborted():
-            raise LinkBrokenError("the link was aborted")
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            continue
-        if _is_peer(connection, secret):
-            return connection
-        connection.close()
-    raise LinkTimeoutError("the decode worker did not come for the shared memory")
-
-
-def _is_peer(connection: socket.socket, secret: bytes) -> bool:
-    try:
-        connection.settimeout(_SECRET_TIMEOUT_S)
-        if _user_of(connection) != os.geteuid():
-            return False
-        return hmac.compare_digest(connection.recv(_SECRET_BYTES, socket.MSG_WAITALL), secret)
-    except OSError:
-        return False
-
-
-def _user_of(connection: socket.socket) -> int:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user_id: int = _CREDENTIALS.unpack(credentials)[1]
-    return user_id
 
 
 def _map(head: bytes, descriptors: Sequence[int]) -> Pages:

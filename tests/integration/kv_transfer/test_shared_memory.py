@@ -87,7 +87,7 @@ async def test_the_peer_reads_the_pool_and_cannot_write_it(memory: SharedMemory)
     assert reader.borrow(2, TIMEOUT_S) == (5, 6)
     with pytest.raises(LinkTimeoutError):
         owner.wait_given_back(0.05)
-    reader.give_back()
+    reader.give_back(TIMEOUT_S)
     owner.wait_given_back(TIMEOUT_S)
 
     owner.abort()

@@ -497,3 +497,37 @@ async def test_a_cancel_after_the_last_range_gives_back_what_had_arrived(pair: P
     with pytest.raises(asyncio.CancelledError):
         await receiving
     assert [list(each) for each in given_back] == [[]]
+
+
+async def test_a_cancel_between_the_last_news_and_its_taker_gives_everything_back(
+    pair: Pair,
+) -> None:
+    class CancelsWithTheCommit:
+        def __getattr__(self, name):
+            return getattr(pair.control, name)
+
+        async def watch(self, *args, **kwargs):
+            async for message in pair.control.watch(*args, **kwargs):
+                yield message
+                if isinstance(message, Commit):
+                    receiving.cancel()
+
+    given_back = []
+    reserved = asyncio.Event()
+    pair.open(1, 8)
+    pair.sender.offer(1, 8, [0, 1])
+
+    async def reserve():
+        reserved.set()
+        return Reservation([5, 6], 8)
+
+    order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=8)
+    receiving = asyncio.create_task(
+        pair.receiver.receive(order, CancelsWithTheCommit(), reserve, given_back.append)
+    )
+    await reserved.wait()
+    await asyncio.sleep(0.01)
+    pair.sender.commit(1, commit_of(8))
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    assert [list(each) for each in given_back] == [[]]
