@@ -1,13 +1,16 @@
 """What a hand-over costs beside its bytes, and when its chunks travel.
 
-    .venv/bin/python -m bench.hand_over [--rounds 7] [--model PATH] [--dtype float32]
-        [--prompt 1000] [--long 2000]
+    .venv/bin/python -m bench.hand_over [--rounds 7] [--short-rounds 40] [--model PATH]
+        [--dtype float32] [--backend gloo] [--prompt 1000] [--long 2000] [--one-process]
 
-A prefill and a decode worker in this process, over loopback gRPC and a link, as the router drives
-them. Prints the time from COMMIT to the last byte of a one-block prompt against a unary gRPC call
-made in turns with it; the time to the first token of a cold prompt against the prefill worker's own
-prefill time; first to second token against a decode step; and, from the spans, which ranges had
-arrived when the prefill of a long prompt ended.
+A prefill and a decode worker as processes of their own, over loopback gRPC and a link, as the
+router drives them. Prints the time from COMMIT to the last byte of a one-block prompt against a
+unary gRPC call made in turns with it; the time to the first token of a cold prompt against the
+prefill worker's own prefill time; and first to second token against a decode step.
+
+With `--one-process` both workers run in this one, for the spans: it prints, too, which ranges had
+arrived when the prefill of a long prompt ended. What else it prints then holds for one interpreter
+that five threads share.
 """
 
 import argparse
@@ -31,6 +34,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from relevo.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
+from bench.worker_processes import WorkerProcesses
 from decode_workers.config import DecodeWorkerConfig
 from decode_workers.worker import DecodeWorker
 from prefill_workers.config import PrefillWorkerConfig
@@ -111,7 +115,7 @@ class Pair:
                 request=request,
                 transfer_id=number,
                 epoch=1,
-                decode_incarnation=_INCARNATION,
+                decode_incarnation=self.decode.incarnation,
                 prefill_worker=self.prefill.to_ref(),
             ),
             timeout=_TIMEOUT_S,
@@ -122,7 +126,7 @@ class Pair:
                 transfer_id=number,
                 epoch=1,
                 decode_worker=self.decode.to_ref(),
-                prefill_incarnation=_INCARNATION,
+                prefill_incarnation=self.prefill.incarnation,
             ),
             timeout=_TIMEOUT_S,
         )
@@ -146,37 +150,50 @@ class Pair:
 
 
 @asynccontextmanager
-async def running_pair(model: Path, dtype: str) -> AsyncIterator[Pair]:
-    """Start both workers in this process."""
-    with tempfile.TemporaryDirectory() as folder:
-        token_file = Path(folder) / "token"
-        create_token(token_file)
-        settings = {
-            "token_file": str(token_file),
-            "engine": {
-                "model_path": str(model),
-                "num_threads": 1,
-                "dtype": dtype,
-                "num_kv_blocks": 256,
-                "max_num_seqs": 4,
-            },
-            "kv_transfer": {"backend": "gloo"},
-        }
-        prefill = PrefillWorker(
-            PrefillWorkerConfig.from_dict(settings), worker_id="prefill-0", incarnation=_INCARNATION
-        )
-        decode = DecodeWorker(
-            DecodeWorkerConfig.from_dict(settings), worker_id="decode-0", incarnation=_INCARNATION
-        )
-        channels = ChannelPool(token=read_token(token_file), config=RpcConfig())
-        try:
-            pair = Pair(channels, await prefill.start(), await decode.start())
-            await pair.link()
+async def linked_pair(
+    token_file: Path, prefill: WorkerDescription, decode: WorkerDescription
+) -> AsyncIterator[Pair]:
+    """Two workers that serve, once a request goes through."""
+    channels = ChannelPool(token=read_token(token_file), config=RpcConfig())
+    try:
+        pair = Pair(channels, prefill, decode)
+        await pair.link()
+        yield pair
+    finally:
+        await channels.close()
+
+
+@asynccontextmanager
+async def pair_here(folder: Path, settings: dict[str, Any]) -> AsyncIterator[Pair]:
+    """Both workers in this process."""
+    token_file = folder / "token"
+    create_token(token_file)
+    settings = {**settings, "token_file": str(token_file)}
+    prefill = PrefillWorker(
+        PrefillWorkerConfig.from_dict(settings), worker_id="prefill-0", incarnation=_INCARNATION
+    )
+    decode = DecodeWorker(
+        DecodeWorkerConfig.from_dict(settings), worker_id="decode-0", incarnation=_INCARNATION
+    )
+    try:
+        descriptions = await prefill.start(), await decode.start()
+        async with linked_pair(token_file, *descriptions) as pair:
             yield pair
-        finally:
-            await channels.close()
-            await decode.stop()
-            await prefill.stop()
+    finally:
+        await decode.stop()
+        await prefill.stop()
+
+
+@asynccontextmanager
+async def pair_of_processes(folder: Path, settings: dict[str, Any]) -> AsyncIterator[Pair]:
+    """Each worker in its own."""
+    workers = WorkerProcesses(folder, settings)
+    try:
+        descriptions = workers.start("prefill"), workers.start("decode")
+        async with linked_pair(workers.token_file, *descriptions) as pair:
+            yield pair
+    finally:
+        workers.stop()
 
 
 async def measure(pair: Pair, options: argparse.Namespace) -> None:
@@ -187,7 +204,7 @@ async def measure(pair: Pair, options: argparse.Namespace) -> None:
         return torch.randint(100, 40_000, (num_tokens,), generator=generator).tolist()
 
     unary, tails = [], []
-    for _ in range(4 * options.rounds):
+    for _ in range(options.short_rounds):
         unary.append(await pair.unary_s())
         tails.append((await pair.run(prompt(32), max_tokens=3)).tail_s)
     ratio = statistics.median(tails) / statistics.median(unary)
@@ -207,7 +224,8 @@ async def measure(pair: Pair, options: argparse.Namespace) -> None:
             f" {times.prefill_s:.3f} s, over the limit by {over_s * 1e3:+.1f} ms;"
             f" first to second token {num_steps:.2f} decode steps"
         )
-    await pair.run(prompt(options.long), max_tokens=2)
+    if options.one_process:
+        await pair.run(prompt(options.long), max_tokens=2)
 
 
 def _spread(values: list[float]) -> str:
@@ -243,23 +261,38 @@ def main() -> None:
     """Run and print everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--short-rounds", type=int, default=40)
     parser.add_argument("--prompt", type=int, default=1000)
     parser.add_argument("--long", type=int, default=2000)
     parser.add_argument("--model", type=Path, default=Path(".models/smollm2-135m-instruct"))
     # float32 computes a prompt five times as fast on most CPUs, and doubles the bytes of a block
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--one-process", action="store_true")
     options = parser.parse_args()
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
+    if options.one_process:
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        trace.set_tracer_provider(provider)
+    engine = {
+        "model_path": str(options.model),
+        "num_threads": 1,
+        "dtype": options.dtype,
+        "num_kv_blocks": 256,
+        "max_num_seqs": 4,
+    }
+    settings = {"engine": engine, "kv_transfer": {"backend": options.backend}}
 
     async def run() -> None:
-        async with running_pair(options.model, options.dtype) as pair:
-            await measure(pair, options)
+        start = pair_here if options.one_process else pair_of_processes
+        with tempfile.TemporaryDirectory() as folder:
+            async with start(Path(folder), settings) as pair:
+                await measure(pair, options)
 
     asyncio.run(run())
-    print_timeline(exporter)
+    if options.one_process:
+        print_timeline(exporter)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 In turn the decode process copies bytes from the prefill process's mapped pages by hand, and our
 link moves a range of the same size into blocks. The clock of a range starts when its blocks are
-lent: in a hand-over they are by the time the fetch is answered. Every copy reads other pages than
+lent: in a hand-over they are by the time the fetch is answered. It ends when the bytes are in the
+blocks; giving back comes after whoever waited for them was told. Every copy reads other pages than
 the one before, as no KV is handed over twice.
 """
 
@@ -46,7 +47,8 @@ def measure(sizes: list[int], rounds: int) -> Iterator[tuple[int, str, list[tupl
             for case in CASES:
                 move = _Move(link, case, case.num_tokens(num_bytes))
                 move.warm_up()
-                yield num_bytes, case.name, [move.time_both(pipe, each) for each in range(rounds)]
+                times = [move.time_both(pipe, each) for each in range(rounds)]
+                yield case.num_bytes(num_bytes), case.name, times
     finally:
         pipe.send(None)
         link.abort("done")
@@ -104,7 +106,9 @@ class _Move:
         pipe.recv_bytes()
         started = time.perf_counter()
         self._mover.receive_range(self._link, self._order, alter=None, is_wanted=True)
-        return bare_s, time.perf_counter() - started
+        ours_s = time.perf_counter() - started
+        self._link.shared_memory.give_back(_TIMEOUT_S)
+        return bare_s, ours_s
 
 
 def _lend_all(pipe: Connection, rendezvous: Connection, layout: KVLayout, num_blocks: int) -> None:

@@ -152,8 +152,9 @@ def _measure_gloo(sizes: list[int], rounds: int) -> None:
     child.start()
     end = _End(near, near_store, is_sender=False)
     for num_bytes in sizes:
-        for name, pairs in end.measure(num_bytes, rounds).items():
-            _print_row(num_bytes, name, pairs)
+        pairs = end.measure(num_bytes, rounds)
+        for case in CASES:
+            _print_row(case.num_bytes(num_bytes), case.name, pairs[case.name])
     near.send_bytes(b".")
     end.close()
     child.join(timedelta(seconds=10).total_seconds())

@@ -32,9 +32,13 @@ class LinkCase:
     is_whole: bool = True
 
     def num_tokens(self, num_bytes: int) -> int:
-        """Tokens of about this many bytes."""
+        """Tokens of at least this many bytes."""
         unit = PREFILL_BLOCK if self.is_whole else 1
-        return unit * max(1, round(num_bytes / make_layout(unit).bytes_per_block))
+        return unit * -(-num_bytes // make_layout(unit).bytes_per_block)
+
+    def num_bytes(self, num_bytes: int) -> int:
+        """What these tokens have: a little more than was asked for."""
+        return self.num_tokens(num_bytes) * make_layout(1).bytes_per_token
 
 
 CASES = (

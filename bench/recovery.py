@@ -10,20 +10,18 @@ stream.
 
 import argparse
 import asyncio
-import json
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from relevo.v1 import common_pb2
 
+from bench.worker_processes import WorkerProcesses
 from router.config import RouterConfig
 from router.discovery import StaticDiscovery
 from router.generation import Generation
@@ -31,53 +29,11 @@ from router.request import RoutedRequest
 from router.router import Router
 from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
-from rpc.description import WorkerDescription
-from rpc.token import create_token, read_token
+from rpc.token import read_token
 
 NUM_TOKENS = 120
 STRIKE_AFTER_TOKENS = 10
 PROMPT_TOKENS = 64
-
-
-@dataclass(slots=True)
-class Workers:
-    """The processes. Invariant: every one that was started is gone after `stop`."""
-
-    folder: Path
-    model: Path
-    token_file: Path
-    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    described: dict[str, WorkerDescription] = field(default_factory=dict)
-
-    def start(self, pool: str, rank: int) -> None:
-        """Start one and wait until it serves."""
-        engine = {
-            "model_path": str(self.model),
-            "model_id": "model",
-            "dtype": "float32",
-            "num_threads": 1,
-            "num_kv_blocks": 512,
-            "max_num_seqs": 32,
-            "max_model_len": 1024,
-        }
-        config = self.folder / f"{pool}-{rank}.json"
-        config.write_text(json.dumps({"engine": engine, "token_file": str(self.token_file)}))
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"{pool}_workers", "--config", str(config), "--rank", str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        name = f"{pool}-{rank}"
-        self.processes[name] = process
-        assert process.stdout is not None
-        self.described[name] = WorkerDescription.from_dict(json.loads(process.stdout.readline()))
-
-    def stop(self) -> None:
-        """End them all."""
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
 
 
 @dataclass(slots=True)
@@ -116,7 +72,7 @@ def new_stream(router: Router, number: int) -> Stream:
 
 
 async def strike(
-    router: Router, workers: Workers, discovery: StaticDiscovery, how: str, num_streams: int
+    router: Router, workers: WorkerProcesses, discovery: StaticDiscovery, how: str, num_streams: int
 ) -> list[float]:
     """Strike once; the stalls of the affected streams."""
     streams = [new_stream(router, number) for number in range(num_streams)]
@@ -147,7 +103,7 @@ async def until_ready(router: Router) -> None:
             await asyncio.sleep(0.05)
 
 
-async def measure(workers: Workers, *, num_streams: int, num_affected: int) -> None:
+async def measure(workers: WorkerProcesses, *, num_streams: int, num_affected: int) -> None:
     """Strike until enough streams were affected, and say what it cost them."""
     discovery = StaticDiscovery(list(workers.described.values()))
     channels = ChannelPool(token=read_token(workers.token_file), config=RpcConfig())
@@ -179,9 +135,16 @@ def main() -> None:
     parser.add_argument("--affected", type=int, default=20)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        token_file = Path(folder) / "token"
-        create_token(token_file)
-        workers = Workers(Path(folder), arguments.model, token_file)
+        engine = {
+            "model_path": str(arguments.model),
+            "model_id": "model",
+            "dtype": "float32",
+            "num_threads": 1,
+            "num_kv_blocks": 512,
+            "max_num_seqs": 32,
+            "max_model_len": 1024,
+        }
+        workers = WorkerProcesses(Path(folder), {"engine": engine})
         try:
             for pool, rank in (("prefill", 0), ("decode", 0), ("decode", 1)):
                 workers.start(pool, rank)
