@@ -19,19 +19,21 @@ from kv_transfer.backend import LinkBrokenError
 from kv_transfer.layout import KVLayout, block_range
 from kv_transfer.link import Link
 from kv_transfer.range_mover import Alter, RangeOrder
-from kv_transfer.shared_memory_channel import Pages, SharedMemoryChannel
+from kv_transfer.shared_memory_channel import SharedMemoryChannel
 
-# A pool as bytes: [num_blocks, num_layers * 2, block_size, bytes of a token in one layer's K or V].
-Blocks = npt.NDArray[np.uint8]
+# Bytes of a pool: [num_blocks, bytes of a block].
+Slabs = npt.NDArray[np.uint8]
 
 
 class MappedRanges:
     """Lends ranges of our pool, or copies what the peer lends. Used on the link's thread."""
 
     def __init__(self, pool: torch.Tensor, *, ours: KVLayout, theirs: KVLayout) -> None:
-        self._pool = _as_blocks(pool.view(torch.uint8).view(-1).numpy(), ours)
+        self._pool = pool.view(torch.uint8).view(len(pool), -1).numpy()
         self._ours = ours
         self._theirs = theirs
+        self._bytes_per_token = ours.bytes_per_token
+        self._bytes_per_block = theirs.bytes_per_block
 
     def send_range(self, link: Link, order: RangeOrder, *, alter: Alter | None) -> int:
         """Lend a range until the peer has read it; returns the bytes.
@@ -51,7 +53,7 @@ class MappedRanges:
         except BaseException as error:
             link.abort(f"operation failed: {error}")
             raise
-        return (order.token_end - order.token_start) * self._ours.bytes_per_token
+        return (order.token_end - order.token_start) * self._bytes_per_token
 
     def receive_range(
         self, link: Link, order: RangeOrder, *, alter: Alter | None, is_wanted: bool
@@ -72,19 +74,19 @@ class MappedRanges:
         except BaseException as error:
             link.abort(f"operation failed: {error}")
             raise
-        return (order.token_end - order.token_start) * self._ours.bytes_per_token
+        return (order.token_end - order.token_start) * self._bytes_per_token
 
     def _copy_all(
         self, order: RangeOrder, channel: SharedMemoryChannel, borrowed: Sequence[int]
     ) -> None:
         # Here alone is a view of the mapping, so that no error on its way up keeps it.
-        assert channel.memory is not None, "only the decode side reads"
-        source = _as_blocks(channel.memory, self._theirs)
+        source = channel.slabs(self._bytes_per_block)
         if max(borrowed) >= len(source):
             del source
             raise LinkBrokenError("the peer lends blocks that make no sense")
         start, end = self._whole_blocks(order)
-        self._copy_parts(order, source, borrowed, order.token_start, start)
+        if order.token_start < start:
+            self._copy_parts(order, source, borrowed, order.token_start, start)
         if start < end:
             size = self._ours.block_size
             read_from = borrowed[start // size - order.token_start // size :]
@@ -92,7 +94,8 @@ class MappedRanges:
             for theirs, ours, count in _runs(read_from, write_to):
                 # numpy copies runs of bytes faster than torch, and like it without the interpreter
                 np.copyto(self._pool[ours : ours + count], source[theirs : theirs + count])
-        self._copy_parts(order, source, borrowed, end, order.token_end)
+        if end < order.token_end:
+            self._copy_parts(order, source, borrowed, end, order.token_end)
 
     def _whole_blocks(self, order: RangeOrder) -> tuple[int, int]:
         """The tokens [start, end) that lie in whole blocks of equal pools."""
@@ -103,9 +106,10 @@ class MappedRanges:
         return order.token_end, order.token_end
 
     def _copy_parts(
-        self, order: RangeOrder, source: Blocks, borrowed: Sequence[int], start: int, end: int
+        self, order: RangeOrder, source: Slabs, borrowed: Sequence[int], start: int, end: int
     ) -> None:
         """Copy tokens [start, end) in segments that end where a block of either side ends."""
+        pools = _by_tokens(source, self._theirs), _by_tokens(self._pool, self._ours)
         position = start
         theirs, ours = self._theirs.block_size, self._ours.block_size
         first = order.token_start // theirs
@@ -114,25 +118,23 @@ class MappedRanges:
             target_index, target_at = divmod(position, ours)
             count = min(theirs - source_at, ours - target_at, end - position)
             np.copyto(
-                self._pool[order.block_ids[target_index], :, target_at : target_at + count],
-                source[borrowed[source_index - first], :, source_at : source_at + count],
+                pools[1][order.block_ids[target_index], :, target_at : target_at + count],
+                pools[0][borrowed[source_index - first], :, source_at : source_at + count],
             )
             position += count
 
     def _spoil(self, order: RangeOrder, alter: Alter) -> None:
         """Spoil the first token that arrived."""
         block, offset = divmod(order.token_start, self._ours.block_size)
-        token = self._pool[order.block_ids[block], :, offset]
+        token = _by_tokens(self._pool, self._ours)[order.block_ids[block], :, offset]
         spoilt = torch.from_numpy(token.copy())
         alter(spoilt.view(-1))
         np.copyto(token, spoilt.numpy())
 
 
-def _as_blocks(memory: Pages, layout: KVLayout) -> Blocks:
-    """View a pool; a padding block at its end is a block like the others."""
-    num_blocks = len(memory) // layout.bytes_per_block
-    blocks = memory[: num_blocks * layout.bytes_per_block]
-    return blocks.reshape(num_blocks, 2 * layout.num_layers, layout.block_size, -1)
+def _by_tokens(slabs: Slabs, layout: KVLayout) -> npt.NDArray[np.uint8]:
+    """View [num_blocks, num_layers * 2, block_size, bytes of a token in one layer's K or V]."""
+    return slabs.reshape(len(slabs), 2 * layout.num_layers, layout.block_size, -1)
 
 
 def _runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:

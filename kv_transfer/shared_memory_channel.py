@@ -68,6 +68,7 @@ class SharedMemoryChannel:
     def __init__(self, connection: socket.socket, memory: Pages | None) -> None:
         # the peer's pool; None on the prefill side
         self.memory = memory
+        self._slabs: Pages | None = None
         self._connection = connection
         self._is_reader = memory is not None
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -145,6 +146,15 @@ class SharedMemoryChannel:
         self.give_back(timeout_s)
         return len(pages) / max(elapsed_s, 1e-9)
 
+    def slabs(self, bytes_per_block: int) -> Pages:
+        """Decode side: the peer's pool as [num_blocks, bytes_per_block]; nobody shall keep it."""
+        if self._slabs is None:
+            assert self.memory is not None, "only the decode side reads"
+            num_blocks = len(self.memory) // bytes_per_block
+            whole = self.memory[: num_blocks * bytes_per_block]
+            self._slabs = whole.reshape(num_blocks, bytes_per_block)
+        return self._slabs
+
     def lend(self, block_ids: Sequence[int], timeout_s: float) -> None:
         """Prefill side: say in which blocks the next range lies."""
         message = _COUNT.pack(len(block_ids)) + struct.pack(f"<{len(block_ids)}I", *block_ids)
@@ -189,7 +199,7 @@ class SharedMemoryChannel:
                 return
             self._is_closed = True
             os.close(self._wakeup)
-        self.memory = None
+        self.memory = self._slabs = None
         if self._is_reader:
             self._connection.close()
 
