@@ -186,20 +186,22 @@ async def test_what_a_link_still_touches_of_a_cancelled_request_is_quarantined(
     worker_id: str,
 ) -> None:
     """Over Gloo the receiver's blocks are written, over shared memory the sender's are read."""
-    both = {"kv_transfer": {"backend": backend}}
+    # an operation that is late is none that is lost, however busy the machine
+    both = {"kv_transfer": {"backend": backend, "transfer_timeout_s": 8.0}}
     async with worker_pair(tmp_path, model_path, both=both) as pair:
         client, worker = pair.client, pair.client.workers[worker_id]
-        inject(monkeypatch, {"point": point, "action": "delay", "delay_s": 1.0})
+        decode = client.workers["decode-0"]
+        generation = decode.load.links[0].generation
+        inject(monkeypatch, {"point": point, "action": "delay", "delay_s": 1.5})
         transfer_id = client.next_transfer_id()
         request = make_request(PROMPT, request_id="a")
         prefilling = client.open_prefill(request, transfer_id=transfer_id)
         decoding = client.open_decode(request, transfer_id=transfer_id)
         await asyncio.gather(prefilling.read(), decoding.read())
-        decode = client.workers["decode-0"]
         await client.eventually(
             lambda: decode.load.links[0].queued_bytes > 0, what="a range under way"
         )
         decoding.cancel()
         await client.eventually(lambda: worker.load.blocks.quarantined > 0, what="quarantine")
         await client.until_quiet(timeout_s=4.0)
-        assert decode.load.links[0].generation == 1
+        assert decode.load.links[0].generation == generation
