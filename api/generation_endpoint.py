@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import orjson
@@ -24,13 +24,12 @@ from api.parameter_checks import Values
 from api.request_span import describe_answer, describe_request, note_failure, request_span
 from api.request_timeout import read_timeout_s
 from api.serving import Serving
-from api.sse import EventSender
+from api.sse import EventSender, RawHeaders
 from api.text_stream import TextStream
 from api.usage import server_timing
 from telemetry import tracing
 
 ReadCall = Callable[[Values, Serving], Awaitable[Call]]
-RawHeaders = list[tuple[bytes, bytes]]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -115,11 +114,17 @@ class GenerationEndpoint:
     async def _answer_stream(
         self, call: Call, writer: AnswerWriter, streams: Sequence[TextStream], send: Send
     ) -> None:
-        sender = EventSender(send, keep_alive_s=self._serving.config.keep_alive_s)
-        sender.headers = _extra_headers(call, streams)
+        sender = EventSender(
+            send,
+            # Asked for with the first token, when there are times to tell.
+            lambda: _extra_headers(call, streams),
+            keep_alive_s=self._serving.config.keep_alive_s,
+        )
         try:
-            async with aclosing(_events(call, writer, streams, sender)) as events:
-                await sender.send_all(events)
+            async with sender.kept_alive(), aclosing(merged(streams)) as deltas:
+                async for index, delta in deltas:
+                    await sender.write(b"".join(writer.events(index, delta)))
+                await sender.write(b"".join(writer.last_events()))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -128,20 +133,8 @@ class GenerationEndpoint:
                 raise
             _LOGGER.warning("Stream ended by an error", exc_info=error)
             note_failure(error)
-            await sender.fail(writer.failure(to_api_error(error)))
-
-
-async def _events(
-    call: Call, writer: AnswerWriter, streams: Sequence[TextStream], sender: EventSender
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(merged(streams)) as deltas:
-        async for index, delta in deltas:
-            if not sender.is_started:
-                sender.headers = _extra_headers(call, streams)  # by now with times
-            if events := b"".join(writer.events(index, delta)):
-                yield events
-    if events := b"".join(writer.last_events()):
-        yield events
+            await sender.write(writer.failure(to_api_error(error)))
+        await sender.end()
 
 
 def _shown_indexes(streams: Sequence[TextStream]) -> list[int]:

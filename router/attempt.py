@@ -262,7 +262,9 @@ class Attempt:
         if tokens.HasField("prompt_logprobs"):
             prompt = tokens.prompt_logprobs
             merger.add_prompt_logprobs(prompt.start_position, read_logprobs(prompt))
-        piece = TokenPiece(tokens.start_position, tokens.token_ids, read_logprobs(tokens.logprobs))
+        # An absent message reads like an empty one, but at the cost of all the rest of this.
+        logprobs = read_logprobs(tokens.logprobs) if tokens.HasField("logprobs") else ()
+        piece = TokenPiece(tokens.start_position, tokens.token_ids[:], logprobs)
         added = merger.add(piece, may_wait=may_wait)
         merger.finish_reason = merger.finish_reason or reason
         last_reason = merger.finish_reason if merger.is_finished else None

@@ -65,7 +65,7 @@ class Generation:
         self._is_stopped = False
         self._is_overrun = False  # the consumer left too much lying
         self._close_reason = "abort"
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the consumer, while it waits
 
     @property
     def report(self) -> RequestReport:
@@ -85,8 +85,8 @@ class Generation:
             if self._is_over or not self._untaken:
                 raise StopAsyncIteration
             self._start()
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     def end_choice(self, choice_index: int) -> None:
         """End one choice: nothing more of it comes. The last one is ended by `aclose`."""
@@ -111,12 +111,16 @@ class Generation:
             self._pending.clear()
             self._error = None
         self._is_over = True
-        self._wake.set()
+        self._wake()
 
     async def stop(self) -> None:
         """The router stops: the consumer gets an error."""
         self._is_stopped = True
         await self.aclose()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _take_batch(self) -> TokenBatch:
         batch = self._pending.pop(next(iter(self._pending)))
@@ -151,7 +155,7 @@ class Generation:
         if self._num_unread > MAX_UNREAD_TOKENS and self._task is not None:
             self._is_overrun = True
             self._task.cancel()
-        self._wake.set()
+        self._wake()
 
     async def _serve(self) -> None:
         if self._run.trace_context is not None:
@@ -188,7 +192,7 @@ class Generation:
             error = SlowReader(f"more than {MAX_UNREAD_TOKENS} tokens wait to be read")
         # A finish that was delivered stands, whatever closing the calls brought up.
         self._error = error if self._unfinished else None
-        self._wake.set()
+        self._wake()
         self._metrics.ended(self.report, error, self._run.num_predicted_tokens)
         self._running.discard(self)
         self._on_end(self.report)

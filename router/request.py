@@ -46,7 +46,7 @@ class RoutedRequest:
     trace_context: Context | None = None  # parent of the route span
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, at half the cost
 class TokenBatch:
     """New tokens of one choice; its last batch, which may be empty, carries the finish reason."""
 

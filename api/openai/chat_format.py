@@ -40,6 +40,10 @@ class ChatFormat(Frame):
         choices[0] |= self._token_ids(index, delta)
         return chunk | self._prompt_part(index, delta)
 
+    def plain_chunk(self, index: int, text: str) -> Json:
+        """Return new text of a choice that tells nothing else."""
+        return self._choice(index, {"content": text}, None)
+
     def finish_chunk(self, index: int, delta: TextDelta) -> Json:
         """Return an empty delta and the reason."""
         assert delta.finish_reason is not None

@@ -25,6 +25,10 @@ class CompletionFormat(Frame):
             return None
         return self._chunk([self._choice(index, replace(delta, finish_reason=None))])
 
+    def plain_chunk(self, index: int, text: str) -> Json:
+        """Return new text of a choice that tells nothing else."""
+        return self._chunk([self._choice(index, TextDelta(text, []))])
+
     def finish_chunk(self, index: int, delta: TextDelta) -> Json:
         """Return no text and the reason."""
         reason = delta.finish_reason.value if delta.finish_reason is not None else None

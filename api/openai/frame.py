@@ -21,6 +21,14 @@ class AnswerFormat(Protocol):
         """Return what a step added to a choice, its end aside; None when there is nothing."""
         ...
 
+    def tells_text_alone(self, index: int) -> bool:
+        """Whether a choice's chunks differ in their text only, from the first text to the end."""
+        ...
+
+    def plain_chunk(self, index: int, text: str) -> Json:
+        """Return new text of such a choice."""
+        ...
+
     def finish_chunk(self, index: int, delta: TextDelta) -> Json:
         """Return the end of a choice; it has no text."""
         ...
@@ -54,6 +62,13 @@ class Frame:
             call.streaming.has_usage_chunk
         )  # then every other chunk says `usage: null`
         self._echoed = call.echoed
+
+    def tells_text_alone(self, index: int) -> bool:
+        """Whether a choice's chunks differ in their text only, from the first text to the end."""
+        request = self._requests[index]
+        return (
+            request.reading is None and request.num_logprobs is None and not request.has_token_ids
+        )
 
     def _says_something(self, index: int, delta: TextDelta) -> bool:
         request = self._requests[index]

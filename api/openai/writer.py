@@ -1,6 +1,7 @@
 """Writes chunks and whole answers as OpenAI's text APIs do."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from api import sse
 from api.answer_writer import Answering
@@ -21,14 +22,24 @@ class OpenAiWriter:
         self._streams = answering.streams
         self._streaming = answering.call.streaming
         self._opened: set[int] = set()
+        self._molds: dict[int, sse.EventMold] = {}  # of choices that tell nothing but text
         self.id = self._format.id
 
-    def events(self, index: int, delta: TextDelta) -> Iterator[bytes]:
+    def events(self, index: int, delta: TextDelta) -> Iterable[bytes]:
         """Return the chunks of one delta: the role, the text, the end, each by itself."""
+        mold = self._molds.get(index)
+        # Nearly every delta of nearly every stream: one text and nothing else.
+        if mold is not None and delta.text and delta.finish_reason is None:
+            return (mold.fill(delta.text),)
+        return self._chunks(index, delta)
+
+    def _chunks(self, index: int, delta: TextDelta) -> Iterator[bytes]:
         if index not in self._opened:
             self._opened.add(index)
             if (first := self._format.first_chunk(index)) is not None:
                 yield self._event(first)
+            if self._format.tells_text_alone(index) and not self._streaming.has_running_usage:
+                self._molds[index] = sse.EventMold(partial(self._format.plain_chunk, index))
         if (chunk := self._format.text_chunk(index, delta)) is not None:
             yield self._event(chunk)
         if delta.finish_reason is not None:

@@ -95,5 +95,10 @@ class DashboardEndpoint:
         if "text/event-stream" not in Request(scope).headers.get("accept", ""):
             await self._dashboard.page()(scope, receive, send)
             return
-        sender = EventSender(send, keep_alive_s=0.0)
-        await run_while_connected(receive, sender.send_all(self._dashboard.pictures()))
+        await run_while_connected(receive, self._stream(send))
+
+    async def _stream(self, send: Send) -> None:
+        sender = EventSender(send, list, keep_alive_s=0.0)
+        async for picture in self._dashboard.pictures():
+            await sender.write(picture)
+        await sender.end()
