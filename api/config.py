@@ -29,6 +29,7 @@ class IngressConfig:
     api_keys_file: str = ""  # lines: hex SHA-256 [tenant [weight]] [quota=…]… [role=…]; empty: none
     tenant_cache_salt: bool = False  # no tenant's prompts are found in another's cache
     reflection: bool | None = None  # None: on without keys, off with keys
+    channelz: bool = False  # gRPC's own view of its channels and sockets, the inner ones too
     strict: bool = False  # unknown HTTP fields are errors
     request_timeout_s: float = 600.0  # default and cap of a request's deadline
     keep_alive_s: float = 15.0  # SSE comments after so long without a token; 0: none

@@ -1,9 +1,10 @@
-"""The public gRPC server: our service, health, reflection."""
+"""The public gRPC server: our service, health, reflection, channelz."""
 
 from pathlib import Path
 
 import grpc
 import grpc.aio
+from grpc_channelz.v1.channelz import add_channelz_servicer
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from relevo.v1 import inference_pb2, inference_pb2_grpc
@@ -51,6 +52,8 @@ class GrpcServer:
         if self._serving.config.has_reflection:
             names = (SERVICE, HEALTH, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)  # type: ignore[no-untyped-call]
+        if self._serving.config.channelz:
+            add_channelz_servicer(self._server)  # type: ignore[no-untyped-call]
         host = f"[{bind_host}]" if ":" in bind_host else bind_host
         try:
             bound = self._listen(f"{host}:{port}")

@@ -104,6 +104,7 @@ class IngressSection(_Section):
     api_keys_file: str = ""  # a key a line: SECURITY.md; empty = everybody may call
     tenant_cache_salt: bool = False  # no tenant's prompts are found in another's cache
     reflection: bool | None = None  # null = on without keys, off with keys
+    channelz: bool = False  # gRPC's own view of its channels and sockets, the inner ones too
     strict: bool = False  # unknown HTTP fields are errors
 
 

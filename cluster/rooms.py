@@ -63,6 +63,7 @@ def ingress_config(config: ClusterConfig) -> IngressConfig:
         api_keys_file=config.ingress.api_keys_file,
         tenant_cache_salt=config.ingress.tenant_cache_salt,
         reflection=config.ingress.reflection,
+        channelz=config.ingress.channelz,
         strict=config.ingress.strict,
         request_timeout_s=config.router.request_timeout_s,
         drain_s=max(config.prefill.drain_s, config.decode.drain_s),

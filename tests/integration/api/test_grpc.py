@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
@@ -373,3 +374,19 @@ async def test_reflection_is_off_with_keys_unless_asked_for(
         # Nothing is sent: a refusal that comes before the request would make the sending fail.
         call = reflection_pb2_grpc.ServerReflectionStub(site.channel).ServerReflectionInfo()
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_channelz_is_there_when_asked_for(
+    site: Site, model_path, tokenizer, keys_file
+) -> None:  # type: ignore[no-untyped-def]
+    request = channelz_pb2.GetServersRequest()
+    error = await failure(channelz_pb2_grpc.ChannelzStub(site.channel).GetServers(request))
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    async with open_site(
+        model_path, tokenizer, api_keys_file=str(keys_file), channelz=True
+    ) as locked:
+        stub = channelz_pb2_grpc.ChannelzStub(locked.channel)
+        assert (await failure(stub.GetServers(request))).code() is grpc.StatusCode.UNAUTHENTICATED
+        good = (("authorization", "Bearer sk-right"),)
+        servers = (await stub.GetServers(request, metadata=good)).server
+        assert any(each.data.calls_started > 0 for each in servers)

@@ -61,6 +61,7 @@ FIELDS = {
         "api_keys_file": "",
         "tenant_cache_salt": False,
         "reflection": None,
+        "channelz": False,
         "strict": False,
     },
     "telemetry": {
