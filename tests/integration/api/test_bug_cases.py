@@ -1,15 +1,17 @@
 """Faults that others' servers had, A01 to A35, each asked of both faces.
 
 An answer is asked for in four ways (HTTP and gRPC, whole and streamed), which must agree. What a
-tiny model with real sampling has to show stands elsewhere: A18 in the sampler's tests, A21 in
-tests/properties, where the same parameters go through real workers.
+tiny model with real sampling has to show stands elsewhere, under the same numbers; the last test
+here counts them all.
 """
 
 import asyncio
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,6 +25,7 @@ from router.logprobs import TokenLogprobs
 from router.request import FinishReason, TokenBatch
 from tests.integration.api.conftest import BACKEND, Site, saying, tokens_of
 
+HI = [{"role": "user", "content": "hi"}]
 STATUSES = {
     grpc.StatusCode.OK: 200,
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -330,6 +333,41 @@ async def test_a09_verdicts_are_the_same_in_all_four_ways(
             assert len(message) <= 1024
 
 
+# What protobuf's types cannot say, over both of OpenAI's text APIs.
+ONLY_HTTP: list[tuple[str, dict[str, Any], int]] = [
+    ("A05", {"stop": ""}, 400),
+    ("A13", {"logit_bias": {"abc": 5}}, 400),
+    ("A15", {"prompt": [[]], "messages": [[]]}, 400),
+    ("A15", {"prompt": [True], "messages": [True]}, 400),
+    ("A15", {"prompt": ["a", 1], "messages": ["a", 1]}, 400),
+    ("A15", {"prompt": [2**63], "messages": [2**63]}, 400),
+    ("A24", {"best_of": 2, "stream": True}, 400),
+    ("A24", {"n": 129}, 400),
+    ("A25", {"prompt": ["", "a"], "messages": [{"role": "user"}]}, 400),
+    ("A26", {"max_tokens": 5, "max_completion_tokens": 6}, 400),
+    ("A26", {"max_completion_tokens": 0}, 400),
+    ("A29", {"response_format": {"type": "json_schema", "schema": {"type": "object"}}}, 400),
+    ("A32", {"stream": "true"}, 400),
+    ("A32", {"max_tokens": "5"}, 400),
+    ("A32", {"temperature": "0.5"}, 400),
+    ("A33", {"model": None}, 400),
+    ("A33", {"model": 5}, 400),
+]
+
+
+@pytest.mark.parametrize(("case", "fields", "status"), ONLY_HTTP, ids=lambda each: repr(each)[:40])
+async def test_what_json_alone_can_say_is_judged_too(
+    site: Site, case: str, fields: dict[str, Any], status: int
+) -> None:
+    for path, other in (("completions", "messages"), ("chat/completions", "prompt")):
+        body: dict[str, Any] = {"model": "tiny", "prompt": "hi", "messages": HI, **fields}
+        del body[other]
+        response = await site.http.post(f"/v1/{path}", json=body)
+        assert response.status_code == status, (case, path, response.text)
+        assert str(response.json()["error"]["param"]).startswith(tuple(fields)), case
+    assert site.router.generations == []
+
+
 async def test_a27_limits_are_told_truly(site: Site) -> None:
     body = {"model": "tiny", "prompt": [5] * 8, "max_tokens": 254}
     error = (await site.http.post("/v1/completions", json=body)).json()["error"]
@@ -450,3 +488,11 @@ async def test_grpc_echoes_no_more_than_a_little(site: Site) -> None:
             grpc.StatusCode.NOT_FOUND,
         }
         assert "canary" * 43 not in (caught.value.details() or "")
+
+
+def test_every_case_has_a_test() -> None:
+    texts = [path.read_text() for path in Path(__file__).parents[2].rglob("test_*.py")]
+    names = [name for text in texts for name in re.findall(r"def test_\w+", text)]
+    named = {number for name in names for number in re.findall(r"(?<=_a)\d\d(?=_)", name)}
+    judged = {case.removeprefix("A") for case, _, _ in (*VERDICTS, *ONLY_HTTP)}
+    assert {f"{number:02}" for number in range(1, 36)} == named | judged
