@@ -495,4 +495,4 @@ def test_every_case_has_a_test() -> None:
     names = [name for text in texts for name in re.findall(r"def test_\w+", text)]
     named = {number for name in names for number in re.findall(r"(?<=_a)\d\d(?=_)", name)}
     judged = {case.removeprefix("A") for case, _, _ in (*VERDICTS, *ONLY_HTTP)}
-    assert {f"{number:02}" for number in range(1, 36)} == named | judged
+    assert {f"{number:02}" for number in range(1, 36)} - named - judged == set()
