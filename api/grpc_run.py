@@ -1,6 +1,5 @@
 """Runs one generation for a call of the gRPC face, whole or streamed."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,12 +8,12 @@ from google.protobuf.message import Message
 from relevo.v1 import inference_pb2
 
 from api.choice_text import TextDelta, join_deltas
-from api.errors import ApiError, Verdict
 from api.generation_request import GenerationRequest
 from api.grpc_gate import caller, request_label
 from api.grpc_logprobs import to_message
 from api.request_span import describe_answer, describe_request, request_span
 from api.serving import Serving
+from api.stall_guard import StallGuard
 from api.text_stream import TextStream
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -29,6 +28,7 @@ class GrpcRun:
         self._serving = serving
         self._context = context
         self._operation = operation
+        self._guard: StallGuard | None = None  # of a stream
 
     async def whole(self, read: Read) -> tuple[TextStream, list[TextDelta]]:
         """Return the finished stream and its answers, those to be shown."""
@@ -58,15 +58,13 @@ class GrpcRun:
                 await self._send_label()
             await take(stream, delta)
 
-        await self._run(read, send, is_stream=True)
+        with StallGuard(self._serving.config.stalled_reader_s) as self._guard:
+            await self._run(read, send, is_stream=True)
 
     async def write(self, message: Message) -> None:
-        """Send it; ApiError when the client makes no room for it."""
-        try:
-            async with asyncio.timeout(self._serving.config.stalled_reader_s):
-                await self._context.write(message)
-        except TimeoutError:
-            raise ApiError(Verdict.CANCELLED, "The client stopped reading") from None
+        """Send it; the stream ends when the client makes no room for it."""
+        assert self._guard is not None, "messages are written while the stream runs"
+        await self._guard.watch(self._context.write(message))
 
     async def _run(self, read: Read, take: Take, *, is_stream: bool) -> None:
         arrived_at, timeout_s = self._serving.now(), self._context.time_remaining()

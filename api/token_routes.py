@@ -81,7 +81,8 @@ class TokenRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """Return how long the prompt of a Messages request is."""
         body = await read_json_object(request)
-        return _json({"input_tokens": await count_tokens(body, self._serving)})
+        num_tokens, unknown = await count_tokens(body, self._serving)
+        return _json({"input_tokens": num_tokens}, unknown)
 
     def _check(self, body: Values, served: frozenset[str]) -> list[str]:
         """Judge the names of the fields, and the model's where one is given."""

@@ -41,10 +41,10 @@ async def read_messages_call(body: Values, serving: Serving) -> Call:
     )
 
 
-async def count_tokens(body: Values, serving: Serving) -> int:
-    """Return how many tokens the prompt of a Messages request has."""
+async def count_tokens(body: Values, serving: Serving) -> tuple[int, list[str]]:
+    """Return how many tokens the prompt of a Messages request has, and its unknown fields."""
     read_model(body, served_model=serving.model_config.model_id)
-    check_fields(body, is_strict=serving.config.strict)
+    unknown = check_fields(body, is_strict=serving.config.strict)
     try:
         chat = read_conversation(_chat(body))
         prompt = await serving.tokenizer.encode_chat(
@@ -52,7 +52,7 @@ async def count_tokens(body: Values, serving: Serving) -> int:
         )
     except ApiError as error:
         raise renamed(error, NAMES) from error
-    return len(prompt.token_ids)
+    return len(prompt.token_ids), unknown
 
 
 def is_thinking(body: Values) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -251,6 +250,7 @@ async def test_keys_are_taken_as_their_client_sends_them(locked_site: Site) -> N
     assert elsewhere.status_code == 401
 
 
-async def test_unknown_fields_are_named(site: Site, tmp_path: Path) -> None:
-    response = await site.http.post("/v1/messages", json={**BODY, "bootstrap_host": "x"})
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_unknown_fields_are_named(site: Site, path: str) -> None:
+    response = await site.http.post(path, json={**BODY, "bootstrap_host": "x"})
     assert "bootstrap_host" in response.headers["x-relevo-warnings"]
