@@ -10,16 +10,18 @@ author meant.
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from api.chat.conversation import Conversation
+from api.chat.dialect_probe import reads_calls_back
 from api.chat.messages import Message
 from api.chat.tool_prompt import with_tools
 from api.errors import MAX_ECHO_CHARACTERS, invalid
+from api.parsers.calls import HERMES
 from api.parsers.reading import Dialect
 from api.parsers.thoughts import OPEN
 
@@ -46,8 +48,9 @@ class ChatTemplate:
         # A marker typed by a client is protected in the same way: it means its characters.
         spellings = sorted([*control_tokens, _MARKER_START], key=len, reverse=True)
         self._spelling = re.compile("|".join(re.escape(each) for each in spellings if each))
-
         self.dialect = Dialect.of(_source(tokenizer))
+        if self.dialect.has_tools and not reads_calls_back(self.dialect, tokenizer):
+            self.dialect = replace(self.dialect, has_tools=False, syntax=HERMES)
 
     @property
     def exists(self) -> bool:

@@ -19,8 +19,8 @@ MESSAGES: Any = [{"role": "user", "content": "How is the weather in Oslo?"}]
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 THINKING_TEMPLATE = (
     "{% for message in messages %}{{ message.role + ':' + message.content + '\n' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}"
-    "{{ call.function.arguments | tojson }}</tool_call>{% endfor %}{% endfor %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}{% endfor %}"
     "{% if tools %}tools:{{ tools | tojson }}{% endif %}"
     "{% if enable_thinking is not defined or enable_thinking %}<think>\n"
     "{% else %}<think></think>{% endif %}"
