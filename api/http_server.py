@@ -25,6 +25,7 @@ BACKLOG = 2048
 MAX_HEAD_BYTES = 512 * 1024
 HEAD_TIMEOUT_S = 30.0
 UNSENT_BYTES = 16 * 1024
+END_GRACE_S = 5.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -97,10 +98,40 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's server, which wakes when it shall end: its own looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Let `serve` return soon."""
+        self.should_exit = True
+        self._ending.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the process: Ray or our own main owns them."""
         yield
+
+    async def main_loop(self) -> None:
+        """Renew the date of all answers each second until the end."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), 1.0)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what is idle, give running responses a moment, cancel the rest."""
+        for server in (*self.servers, *(sockets or ())):
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_GRACE_S):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        for task in self.server_state.tasks:
+            task.cancel()
 
 
 class HttpServer:
@@ -127,7 +158,6 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=5,
             backlog=BACKLOG,
             **_ssl_settings(ingress_config.tls),
         )
@@ -144,7 +174,7 @@ class HttpServer:
         """Close what is idle, give running responses a moment, close the rest."""
         if self._server is None or self._task is None:
             return
-        self._server.should_exit = True
+        self._server.end()
         await self._task
 
 
