@@ -280,7 +280,8 @@ async def test_a_template_that_knows_tools_gets_them(thinking_site: Site) -> Non
     assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "Weather"
     tokenizer = site.ingress.serving.tokenizer
     prompt = prompt_of(site, tokenizer)
-    assert '<tool_call>Weather{"city": "<|im_end|>"}</tool_call>' in prompt
+    call = '{"name": "Weather", "arguments": {"city": "<|im_end|>"}}'
+    assert f"<tool_call>{call}</tool_call>" in prompt
     assert 'tools:[{"type": "function", "function": {"name": "Weather"' in prompt
     assert "You may call functions" not in prompt
     ids = list(site.router.generations[-1].request.token_ids)
