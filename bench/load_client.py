@@ -2,8 +2,8 @@
 
     .venv/bin/python -m bench.load_client [--tokens 200] [--streams 16] [--model PATH]
 
-The server is the ingress over a scripted router, in a process of its own (`bench.faces`). A client
-that shares the machine with what it measures must be a small part of it.
+The server is the ingress over a scripted router, in a process of its own (`bench.face_server`). A
+client that shares the machine with what it measures must be a small part of it.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import time
 
 import orjson
 
-from bench.faces import MODEL_ID, Server, started
+from bench.face_server import MODEL_ID, FaceServer, started
 from load_generator.client import Client
 from load_generator.planned_request import PlannedRequest
 from load_generator.run import Sender
@@ -37,7 +37,7 @@ async def of_ours(url: str, num_streams: int, num_tokens: int) -> float:
     return 1e6 * run.client_cpu_s / num_received
 
 
-async def of_httpx(server: Server, num_streams: int, num_tokens: int) -> float:
+async def of_httpx(server: FaceServer, num_streams: int, num_tokens: int) -> float:
     """The same bytes through httpx, neither parsed nor kept."""
     cpu_s = time.process_time()
     await asyncio.gather(*(server.stream_http(num_tokens) for _ in range(num_streams)))
@@ -46,7 +46,7 @@ async def of_httpx(server: Server, num_streams: int, num_tokens: int) -> float:
 
 async def measure(model: str, num_streams: int, num_tokens: int) -> None:
     """Print both, in turn."""
-    async with started(model) as server:
+    async with started(("--model", model)) as server:
         url = str(server.http.base_url)
         for _ in range(ROUNDS):
             ours = await of_ours(url, num_streams, num_tokens)
