@@ -37,7 +37,9 @@ class RequestTrace:
     span_ids: list[int] = field(default_factory=list)  # known to belong here, ended or not
     is_exported: bool = False
     num_dropped: int = 0
-    duration_ns: int = 0  # once it has ended
+    # Once it has ended: whose it was, and how long it took.
+    tenant: str = ""
+    duration_ns: int = 0
 
     @property
     def root(self) -> ReadableSpan | None:
@@ -54,12 +56,6 @@ class RequestTrace:
         return {format_trace_id(root.context.trace_id)} | {
             str(found[key]) for key in _NAMES if key in found
         }
-
-    @property
-    def tenant(self) -> str:
-        """Whose it was."""
-        found = self.root.attributes if self.root is not None else None
-        return str((found or {}).get(attributes.RELEVO_TENANT, ""))
 
 
 class TraceStore:
@@ -120,6 +116,7 @@ class TraceStore:
             owner.is_exported = True
             for each in owner.spans.values():
                 self._export(each)
+        owner.tenant = str((root.attributes or {}).get(attributes.RELEVO_TENANT, ""))
         owner.duration_ns = (root.end_time or 0) - (root.start_time or 0)
         self._ended.append(owner)
         for name in owner.names:
