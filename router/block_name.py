@@ -7,6 +7,8 @@ cache hit is overestimated. Nothing but a routing decision rests on a name.
 from collections.abc import Collection
 from typing import NamedTuple, NewType, cast
 
+import numpy as np
+
 from engine.block_hash import BlockHash
 
 BlockName = NewType("BlockName", int)
@@ -26,5 +28,5 @@ def block_names(hashes: Collection[bytes]) -> list[BlockName]:
     """Names of digests, in order; ValueError unless each has 32 bytes."""
     if not {_DIGEST_BYTES}.issuperset(map(len, hashes)):
         raise ValueError(f"Got block hashes of other lengths but expected {_DIGEST_BYTES} bytes")
-    words = memoryview(b"".join(hashes)).cast("Q")[:: _DIGEST_BYTES // 8]
-    return cast(list[BlockName], [word >> _SPARE_BITS for word in words.tolist()])
+    words = np.frombuffer(b"".join(hashes), dtype="<u8")[:: _DIGEST_BYTES // 8]
+    return cast(list[BlockName], (words >> _SPARE_BITS).tolist())

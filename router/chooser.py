@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from router.block_name import BlockName, BlockScheme
+from router.cached_tokens import CachedTokens
 from router.policy import Decision, Policy, RouteRequest
 from router.pools import Pools
-from router.prefix_index import CachedTokens, PrefixIndex
+from router.prefix_index import PrefixIndex
 from router.session_ring import SessionRing
 from router.worker_view import DECODE, PREFILL, Pending, WorkerKey, WorkerView
 
@@ -73,8 +74,8 @@ class Pick:
         """Cached where the prompt will be computed, so we think."""
         prefill, decode = self.decision.chosen.choice
         if prefill is not None:
-            return self.cached_prefill.num_tokens.get(prefill.key, 0)
-        return self.cached_decode.num_confirmed.get(decode.key, 0)
+            return self.cached_prefill.num_tokens_of(prefill)
+        return self.cached_decode.num_confirmed_of(decode)
 
 
 class Chooser:
@@ -119,7 +120,7 @@ class Chooser:
         num_bytes = 0
         if prefill is not None:
             self._add(prompt, pick_id, prefill, pick.cached_prefill)
-            num_sent = len(prompt) - pick.cached_decode.num_tokens.get(decode.key, 0)
+            num_sent = len(prompt) - pick.cached_decode.num_tokens_of(decode)
             num_bytes = max(num_sent, 0) * decode.kv_bytes_per_token
         self._add(
             prompt, pick_id, decode, pick.cached_decode, num_bytes, has_kv=prefill is not None
@@ -138,7 +139,7 @@ class Chooser:
     ) -> None:
         now_s = self._now()
         # Predicted hits count as work here, or a burst with one prefix would pile up on one worker.
-        num_confirmed = cached.num_confirmed.get(worker.key, 0)
+        num_confirmed = cached.num_confirmed_of(worker)
         pending = Pending(
             num_requests=prompt.num_choices if worker.pool == DECODE else 1,
             num_tokens=0 if has_kv else len(prompt) - num_confirmed,

@@ -70,7 +70,7 @@ class Dispatcher:
         self._now = now
         policy = FilteredPolicy(
             local_prefill=config.local_prefill,
-            scorer=JointCostScorer(rng),
+            scorer=JointCostScorer(),
             picker=CheapestPicker(rng),
         )
         self._chooser = Chooser(workers.fleet, policy, rng=rng, now=now)
@@ -87,14 +87,19 @@ class Dispatcher:
         self.has_been_ready = False
         self.routes: deque[PastRoute] = deque(maxlen=NUM_ROUTES_KEPT)
 
-    def workers_changed(self) -> None:
-        """Somebody came, spoke or left."""
+    def workers_changed(self, *, is_membership: bool = True) -> None:
+        """Somebody spoke; or came or left, if `is_membership`."""
         self.has_been_ready = self.has_been_ready or self.is_ready()
+        # A thousand workers speak many thousand times a second: not a look at all of them each.
+        if is_membership:
+            self._count_places()
+        self._queue.wake()
+
+    def _count_places(self) -> None:
         self._last_num_seqs = self._num_seqs(PREFILL, DECODE) or self._last_num_seqs
         if (num_places := self._num_seqs(DECODE)) > self._num_most_places:
             self._num_most_places = num_places
             self._most_places = [view.max_num_seqs for view in self._workers.fleet.pools().decode]
-        self._queue.wake()
 
     def is_ready(self) -> bool:
         """Whether a choice exists that may be taken, however busy its workers are."""

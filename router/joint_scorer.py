@@ -1,104 +1,93 @@
-"""Scores the choices that may be the cheapest: all decode workers alone, and the best pairs.
+"""Scores every choice by the joint cost: all decode workers alone, and all linked pairs.
 
-    local   [decode workers]
-    pairs   [best prefill workers, links of each], the decode workers' numbers looked up by link
-
-Each prefill worker has a bound that no pair with it can beat: its queue and the computation. Of the
-best by that bound all pairs are costed. All is done over columns of numbers, so a thousand workers
-take little longer than ten.
+Totals come from columns of numbers, all at once; the terms of a choice from its two workers' views.
 """
 
-import random
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
 
-from router.cost import DecodePart, decode_part, local_cost, pair_bound, pair_cost
-from router.policy import TIE_SHARE, Candidates, RouteRequest, ScoredChoices
-from router.pools import NOBODY, Floats, Rows
-from router.worker_view import DECODE, PREFILL
-
-FEEDER_COLUMNS = ("queue_s", "fixed_s", "token_s", "chunk_tokens")
-BEST_PREFILL = 32
-TAKER_COLUMNS = ("kv_bytes_per_token", "pending_bytes")
+from router.cost import Cost, Need, decode_part, local_cost, pair_cost
+from router.policy import Candidates, Choice, RouteRequest, ScoredChoices
+from router.pools import Floats, WorkerTable
+from router.totals import Side, decode_totals, put_local_totals, put_pair_totals
+from router.worker_view import DECODE, PREFILL, WorkerView
 
 
 class JointCostScorer:
-    """Applies the joint cost. Which of equal prefill workers are looked at is up to chance."""
+    """Applies the joint cost."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = np.random.default_rng(rng.getrandbits(64))
-
-    def __call__(self, request: RouteRequest, candidates: Candidates) -> list[ScoredChoices]:
-        """Return the choices in up to two groups."""
-        tables = candidates.pools.tables
-        decode = tables[DECODE]
-        if not len(decode.views):
-            return []
-        cached = decode.spread(request.cached_decode.num_tokens)
-        part = decode_part(request.need, decode.columns, num_cached=cached)
-        scored = []
+    def __call__(self, request: RouteRequest, candidates: Candidates) -> ScoredChoices:
+        """Return all choices, what may not be taken among them."""
+        pools = candidates.pools
+        tables, links = pools.tables, pools.links
+        need = replace(request.need, num_kept_waiting=_mean_prompts_ahead(tables[PREFILL]))
+        decode = _side(request, candidates, DECODE)
+        wait_s, base_s = decode_totals(need, decode)
+        totals_s = np.empty(links.shape)
         if candidates.has_local:
-            scored.append(_score_local(request, candidates, part))
-        if len(tables[PREFILL].views):
-            scored.append(_score_pairs(request, candidates, part, cached, self._rng))
-        return scored
+            num_confirmed = request.cached_decode.confirmed(tables[DECODE].slots)
+            put_local_totals(
+                need,
+                decode,
+                num_confirmed=num_confirmed,
+                wait_s=wait_s,
+                base_s=base_s,
+                out=totals_s[0],
+            )
+        else:
+            totals_s[0] = inf
+        prefill = _side(request, candidates, PREFILL)
+        put_pair_totals(
+            need, prefill, decode, links, wait_s=wait_s, base_s=base_s, out=totals_s[1:]
+        )
+        return ScoredChoices(
+            pools=pools, totals_s=totals_s.ravel(), explain=partial(explain, request, need)
+        )
 
 
-def _score_local(request: RouteRequest, candidates: Candidates, part: DecodePart) -> ScoredChoices:
-    decode = candidates.pools.tables[DECODE]
-    # What a hand-over will bring some day saves no computation now.
-    cached = decode.spread(request.cached_decode.num_confirmed)
-    own = request.session_workers
-    cost = local_cost(
-        request.need,
-        decode.columns,
-        part,
-        num_cached_decode=cached,
-        num_strangers=1.0 - decode.mask(own) if own else 0.0,
-    )
-    total_s = np.where(candidates.masks[DECODE], cost.total_s, inf)
-    return ScoredChoices(
-        candidates.pools, None, np.arange(len(total_s)), cost._replace(total_s=total_s)
-    )
-
-
-def _score_pairs(
-    request: RouteRequest,
-    candidates: Candidates,
-    part: DecodePart,
-    cached_decode: Floats,
-    rng: np.random.Generator,
-) -> ScoredChoices:
-    pools, masks = candidates.pools, candidates.masks
-    prefill, decode = pools.tables[PREFILL], pools.tables[DECODE]
-    cached_prefill = prefill.spread(request.cached_prefill.num_tokens)
-    bounds_s = pair_bound(request.need, prefill.columns, cached_prefill)
-    feeders = _best(np.where(masks[PREFILL], bounds_s, inf), rng)
-    numbers = pools.links.links_of(len(prefill.views))[feeders]
-    takers = pools.links.takers(numbers)
-    upright = feeders[:, None]
-    own = request.session_workers
-    need = replace(request.need, num_kept_waiting=prefill.columns.num_prompts_ahead.mean())
-    cost = pair_cost(
+def explain(request: RouteRequest, need: Need, choice: Choice) -> Cost:
+    """Every term of one choice."""
+    prefill, decode = choice
+    num_cached = request.cached_decode.num_tokens_of(decode)
+    part = decode_part(need, decode, num_cached=num_cached)
+    num_strangers = _count_strangers(request, *choice.workers)
+    if prefill is None:
+        num_confirmed = request.cached_decode.num_confirmed_of(decode)
+        return local_cost(
+            need, decode, part, num_cached_decode=num_confirmed, num_strangers=num_strangers
+        )
+    return pair_cost(
         need,
-        prefill.columns.take(FEEDER_COLUMNS, upright),
-        decode.columns.take(TAKER_COLUMNS, takers),
-        pools.links.columns(numbers),
-        DecodePart(*(term[takers] for term in part)),
-        num_cached_prefill=cached_prefill[upright],
-        num_cached_decode=cached_decode[takers],
-        num_strangers=2.0 - prefill.mask(own)[upright] - decode.mask(own)[takers] if own else 0.0,
+        prefill,
+        decode,
+        decode.links[prefill.key],
+        part,
+        num_cached_prefill=request.cached_prefill.num_tokens_of(prefill),
+        num_cached_decode=num_cached,
+        num_strangers=num_strangers,
     )
-    may_be_taken = (numbers != NOBODY) & masks[PREFILL][upright] & masks[DECODE][takers]
-    total_s = np.where(may_be_taken, cost.total_s, inf)
-    return ScoredChoices(pools, feeders, takers, cost._replace(total_s=total_s))
 
 
-def _best(bounds_s: Floats, rng: np.random.Generator) -> Rows:
-    """Rows of the prefill workers with the best bounds; equals in any order."""
-    if len(bounds_s) <= BEST_PREFILL:
-        return np.arange(len(bounds_s))
-    noisy_s = bounds_s * (1.0 + TIE_SHARE * rng.random(len(bounds_s)))
-    return np.argpartition(noisy_s, BEST_PREFILL)[:BEST_PREFILL]
+def _count_strangers(request: RouteRequest, *workers: WorkerView) -> int:
+    own = request.session_workers
+    return sum(worker.key not in own for worker in workers) if own else 0
+
+
+def _side(request: RouteRequest, candidates: Candidates, pool: str) -> Side:
+    table = candidates.pools.tables[pool]
+    cached = request.cached_prefill if pool == PREFILL else request.cached_decode
+    own = request.session_workers
+    return Side(
+        columns=table.columns,
+        mask=candidates.masks[pool],
+        num_cached=cached.expected(table.slots),
+        strangers=(~table.mask(own)).astype(np.float64) if own else None,
+    )
+
+
+def _mean_prompts_ahead(table: WorkerTable) -> float:
+    counts: Floats = table.columns.num_prompts_ahead
+    return float(np.add.reduce(counts)) / max(len(counts), 1)

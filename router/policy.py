@@ -1,19 +1,16 @@
 """Filter, Scorer, Picker: which workers serve a request. Plain data in, a decision out."""
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from router.cached_tokens import CachedTokens
 from router.cost import Cost, Need
-from router.pools import Columns, Pools, Rows
-from router.prefix_index import CachedTokens
+from router.pools import NOBODY, Columns, Floats, Mask, Pools, Rows
 from router.worker_view import DECODE, PREFILL, WorkerKey, WorkerView
-
-Mask = npt.NDArray[np.bool_]
 
 # Costs this close are equal: the estimate is no better.
 TIE_SHARE = 0.05
@@ -53,11 +50,6 @@ class Choice(NamedTuple):
         """All of them."""
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
-    @property
-    def num_requests(self) -> int:
-        """Requests that its workers have already."""
-        return sum(worker.num_requests for worker in self.workers)
-
 
 class ScoredChoice(NamedTuple):
     """A choice and what it costs."""
@@ -83,34 +75,38 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredChoices:
-    """Many choices and what they cost; what may not be taken costs infinitely much.
+    """Every choice and what it costs in all, by its number (`LinkTable`).
 
-    The terms of the cost are arrays: of decode workers alone [decode workers], of pairs
-    [prefill workers, links of each]; a term that is equal for all links has length 1 there.
+    What may not be taken costs infinitely much.
     """
 
     pools: Pools
-    prefill_rows: Rows | None  # [prefill workers], in their table; None: decode workers alone
-    decode_rows: Rows  # of the shape of the cost
-    cost: Cost
-
-    def place(self, number: int) -> tuple[int, ...]:
-        """Where a choice stands in the arrays, from its number in the flat ones."""
-        return (number,) if self.prefill_rows is None else divmod(number, self.decode_rows.shape[1])
+    totals_s: Floats
+    explain: Callable[[Choice], Cost]
 
     def choice(self, number: int) -> Choice:
         """One of them."""
-        place = self.place(number)
-        prefill = None
-        if self.prefill_rows is not None:
-            prefill = self.pools.prefill[self.prefill_rows[place[0]]]
-        return Choice(prefill, self.pools.decode[self.decode_rows[place]])
+        pools = self.pools
+        feeder = pools.links.feeder_of(number)
+        prefill = pools.prefill[feeder] if feeder != NOBODY else None
+        return Choice(prefill, pools.decode[pools.links.taker_of(number)])
 
     def entry(self, number: int) -> ScoredChoice:
-        """One of them with its cost."""
-        return ScoredChoice(self.choice(number), self.cost.at(self.place(number)))
+        """One of them with the terms of its cost."""
+        choice = self.choice(number)
+        return ScoredChoice(choice, self.explain(choice))
+
+    def loads(self, numbers: Rows) -> Floats:
+        """Requests that the workers of each have, doubled, and one more for a pair."""
+        tables, links = self.pools.tables, self.pools.links
+        feeders = links.feeder_of(numbers)
+        counts: Floats = tables[PREFILL].with_nobody("num_requests")[feeders]
+        counts += tables[DECODE].columns.num_requests[links.taker_of(numbers)]
+        counts *= 2.0
+        counts += feeders != NOBODY
+        return counts
 
 
 class Filter(Protocol):
@@ -124,15 +120,15 @@ class Filter(Protocol):
 class Scorer(Protocol):
     """Costs choices in seconds, lower is better; changes nothing."""
 
-    def __call__(self, request: RouteRequest, candidates: "Candidates") -> Sequence[ScoredChoices]:
-        """Return every choice that may be the cheapest, with every term."""
+    def __call__(self, request: RouteRequest, candidates: "Candidates") -> ScoredChoices:
+        """Return every choice that may be the cheapest."""
         ...
 
 
 class Picker(Protocol):
     """Takes one of the scored choices."""
 
-    def __call__(self, scored: Sequence[ScoredChoices]) -> Decision | None:
+    def __call__(self, scored: ScoredChoices) -> Decision | None:
         """Return it with the runner-up; None when none may be taken."""
         ...
 
@@ -146,26 +142,22 @@ class Candidates:
     has_local: bool  # whether a decode worker alone is a choice
 
 
-def keep_open(request: RouteRequest, workers: Columns) -> Mask:
-    """Drop workers that something speaks against, and those that are full or just refused."""
-    del request
-    mask: Mask = workers.is_open > 0.0
-    return mask
+def keep_able(request: RouteRequest, workers: Columns) -> Mask:
+    """Keep workers that may be given a request now, and whose whole pool is large enough for it.
 
-
-def keep_fitting(request: RouteRequest, workers: Columns) -> Mask:
-    """Drop workers whose whole pool is too small (WorkerView.could_hold)."""
-    mask: Mask = workers.max_tokens >= request.num_tokens
+    `WorkerView.is_open` and `could_hold`, of one choice.
+    """
+    mask: Mask = workers.open_tokens >= request.num_tokens
     return mask
 
 
 def keep_branching(request: RouteRequest, workers: Columns) -> Mask:
     """The same of decode workers, where all choices must have room beside each other."""
-    fits, num_choices = keep_fitting(request, workers), request.num_choices
+    mask, num_choices = keep_able(request, workers), request.num_choices
     if num_choices > 1:
         num_blocks = request.num_tokens // workers.block_size + num_choices
-        fits &= (num_blocks <= workers.num_kv_blocks) & (num_choices <= workers.max_num_seqs)
-    return fits
+        mask &= (num_blocks <= workers.num_kv_blocks) & (num_choices <= workers.max_num_seqs)
+    return mask
 
 
 def has_choice(pools: Pools, *, local_prefill: str) -> bool:
@@ -186,50 +178,33 @@ class CheapestPicker:
     """
 
     def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
+        self._rng = np.random.default_rng(rng.getrandbits(64))
 
-    def __call__(self, scored: Sequence[ScoredChoices]) -> Decision | None:
+    def __call__(self, scored: ScoredChoices) -> Decision | None:
         """Pick; None when nothing may be taken."""
-        totals_s = np.concatenate([group.cost.total_s.ravel() for group in scored])
-        best_s = totals_s.min()
-        if best_s == np.inf:
+        totals_s = scored.totals_s
+        if not len(totals_s) or (best_s := totals_s[totals_s.argmin()]) == np.inf:
             return None
-        near = np.flatnonzero(totals_s <= best_s * (1 + TIE_SHARE) + TIE_S).tolist()
+        near = (totals_s <= best_s * (1 + TIE_SHARE) + TIE_S).nonzero()[0]
+        chosen = int(near[0] if len(near) == 1 else self._pick_near(scored, near))
         num_choices = int(np.count_nonzero(totals_s != np.inf))
-        chosen = near[0] if len(near) == 1 else self._pick_near(scored, near)
-        totals_s[chosen] = np.inf
-        second = int(totals_s.argmin())
+        others_s = totals_s.copy()
+        others_s[chosen] = np.inf
         return Decision(
-            chosen=_entry(scored, chosen),
-            next_best=_entry(scored, second) if num_choices > 1 else None,
+            chosen=scored.entry(chosen),
+            next_best=scored.entry(int(others_s.argmin())) if num_choices > 1 else None,
             num_choices=num_choices,
         )
 
-    def _pick_near(self, scored: Sequence[ScoredChoices], near: list[int]) -> int:
-        def rank(number: int) -> tuple[int, int, float]:
-            group, inner = _find(scored, number)
-            choice = group.choice(inner)
-            return choice.num_requests, len(choice.workers), self._rng.random()
-
-        return min(near, key=rank)
-
-
-def _find(scored: Sequence[ScoredChoices], number: int) -> tuple[ScoredChoices, int]:
-    for group in scored:
-        if number < group.cost.total_s.size:
-            return group, number
-        number -= group.cost.total_s.size
-    raise AssertionError("no such choice")
-
-
-def _entry(scored: Sequence[ScoredChoices], number: int) -> ScoredChoice:
-    group, inner = _find(scored, number)
-    return group.entry(inner)
+    def _pick_near(self, scored: ScoredChoices, near: Rows) -> int:
+        rank = scored.loads(near)
+        rank += self._rng.random(len(near))
+        return int(near[rank.argmin()])
 
 
 FILTERS: Mapping[str, tuple[Filter, ...]] = {
-    PREFILL: (keep_open, keep_fitting),
-    DECODE: (keep_open, keep_branching),
+    PREFILL: (keep_able,),
+    DECODE: (keep_branching,),
 }
 
 
@@ -269,8 +244,7 @@ class FilteredPolicy:
         return decision
 
     def _take_cheapest(self, request: RouteRequest, candidates: Candidates) -> Decision | None:
-        scored = self.scorer(request, candidates)
-        return self.picker(scored) if scored else None
+        return self.picker(self.scorer(request, candidates))
 
 
 def _without(candidates: Candidates, excluded: Collection[WorkerKey]) -> Candidates:

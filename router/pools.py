@@ -3,53 +3,48 @@
     row ◄──► worker     a worker that leaves gives its row to the last one
     column ──► a number of every worker, by the name it has in WorkerView
 
-One formula then costs a thousand workers in as many steps as one (`router/cost.py`).
+One formula then costs a thousand workers in as many steps as one (`router/totals.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from router.worker_view import DECODE, PREFILL, LinkView, WorkerKey, WorkerView
+from router.worker_view import DECODE, NO_SLOT, PREFILL, LinkView, WorkerKey, WorkerView
 
 COLUMNS = (
-    "is_open",
-    "max_tokens",
+    "open_tokens",
     "max_num_seqs",
     "num_kv_blocks",
     "block_size",
     "num_requests",
-    "num_running",
-    "num_streams",
     "num_free_blocks",
-    "num_used_blocks",
     "chunk_tokens",
     "kv_bytes_per_token",
     "pending_bytes",
     "promised_tokens",
-    "kv_tokens",
-    "request_s",
     "num_prompts_ahead",
     "queue_s",
     "fixed_s",
-    "added_s",
     "token_s",
     "streams_s",
-    "kv_token_s",
+    "kv_harm_s",
+    "prompt_harm_s",
+    "company_s",
+    "seq_step_s",
+    "seq_wait_s",
+    "block_step_s",
 )
-LINK_COLUMNS = ("byte_s", "latency_s", "queued_bytes")
 FIRST_ROWS = 16
-FIRST_LINKS = 4
 NOBODY = -1
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 _numbers_of = attrgetter(*COLUMNS)
-_link_numbers_of = attrgetter(*LINK_COLUMNS)
 
 
 class Columns:
@@ -61,27 +56,19 @@ class Columns:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no column {name}")
 
-    def take(self, names: Iterable[str], key: Any) -> "Columns":
-        """Some columns, indexed alike."""
-        return Columns({name: self.__dict__[name][key] for name in names})
-
-
-@dataclass(frozen=True, slots=True)
-class LinkColumns:
-    """The numbers of links, arrays of one shape."""
-
-    byte_s: Floats
-    latency_s: Floats
-    queued_bytes: Floats
-
 
 class WorkerTable:
-    """Owns the rows of one pool. Invariant: row n has the numbers of view n."""
+    """Owns the rows of one pool.
+
+    Invariant: row n has the numbers and the slot of view n; behind the last one stands a row of
+    zeros, nobody's.
+    """
 
     def __init__(self) -> None:
         self.views: list[WorkerView] = []
         self.row_of: dict[WorkerKey, int] = {}
-        self._matrix = np.zeros((FIRST_ROWS, len(COLUMNS)))
+        self._matrix = np.zeros((len(COLUMNS), FIRST_ROWS))
+        self._slots = np.full(FIRST_ROWS, NO_SLOT, dtype=np.intp)
         self._columns: Columns | None = None
 
     def set(self, view: WorkerView) -> int:
@@ -91,10 +78,12 @@ class WorkerTable:
             row = self.row_of[view.key] = len(self.views)
             self.views.append(view)
             self._columns = None
-            if row == len(self._matrix):
-                self._matrix = np.concatenate([self._matrix, np.zeros_like(self._matrix)])
+            if row + 1 == len(self._slots):
+                self._matrix = np.concatenate((self._matrix, 0.0 * self._matrix), axis=1)
+                self._slots = np.concatenate((self._slots, self._slots))
         self.views[row] = view
-        self._matrix[row] = _numbers_of(view)
+        self._matrix[:, row] = _numbers_of(view)
+        self._slots[row] = view.slot
         return row
 
     def remove(self, key: WorkerKey) -> None:
@@ -104,27 +93,30 @@ class WorkerTable:
         if last.key != key:
             self.views[row] = last
             self.row_of[last.key] = row
-            self._matrix[row] = self._matrix[len(self.views)]
+            self._matrix[:, row] = self._matrix[:, len(self.views)]
+            self._slots[row] = last.slot
+        self._matrix[:, len(self.views)] = 0.0
         self._columns = None
 
     @property
     def columns(self) -> Columns:
         """Of all its workers; they change with the rows."""
         if self._columns is None:
-            columns = self._matrix[: len(self.views)].T
+            columns = self._matrix[:, : len(self.views)]
             self._columns = Columns(dict(zip(COLUMNS, columns, strict=True)))
         return self._columns
 
-    def spread(self, values: Mapping[WorkerKey, int]) -> Floats:
-        """A number for each worker; 0 for those left out."""
-        column = np.zeros(len(self.views))
-        row_of = self.row_of
-        for key, value in values.items():
-            if (row := row_of.get(key)) is not None:
-                column[row] = value
+    def with_nobody(self, name: str) -> Floats:
+        """One column with nobody's 0 at its end, where NOBODY finds it."""
+        column: Floats = self._matrix[COLUMNS.index(name), : len(self.views) + 1]
         return column
 
-    def mask(self, keys: Iterable[WorkerKey]) -> npt.NDArray[np.bool_]:
+    @property
+    def slots(self) -> Rows:
+        """Of each worker in its pool's index."""
+        return self._slots[: len(self.views)]
+
+    def mask(self, keys: Iterable[WorkerKey]) -> Mask:
         """True for these workers."""
         mask = np.zeros(len(self.views), dtype=bool)
         mask[[self.row_of[key] for key in keys if key in self.row_of]] = True
@@ -132,74 +124,53 @@ class WorkerTable:
 
 
 class LinkTable:
-    """Owns the links, each at a place of its decode worker's row.
+    """Owns the links: a column for each decode worker, its links one below the other.
 
-    Invariant: places 0 to n - 1 of a row are its n links, NOBODY stands behind them. A link's
-    number is that of its place with all rows in one.
+    Place 0 of each column is the worker alone, its links stand at places 1 to n. A choice's number
+    is that of its place, row by row.
+
+    Invariant: a link to somebody unknown, and what stands behind the links, has NOBODY at its other
+    end, as place 0 has.
     """
 
-    def __init__(self) -> None:
-        self._peers = np.full((FIRST_ROWS, FIRST_LINKS), NOBODY, dtype=np.intp)
-        self._numbers = np.zeros((len(LINK_COLUMNS), FIRST_ROWS, FIRST_LINKS))
-        self._links_of: Rows | None = None
+    def __init__(self, num_links: int = 0, num_takers: int = 0) -> None:
+        self._feeders: Rows = np.full((1 + num_links, num_takers), NOBODY, dtype=np.intp)
+        self.feeders = self._feeders[1:]  # of the links alone, as all below
+        self._numbers = np.zeros((3, num_links, num_takers))
+        self.byte_s, self.latency_s, self.queued_bytes = self._numbers
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of an array with all choices: places, decode workers."""
+        num_places, num_takers = self._feeders.shape
+        return num_places, num_takers
+
+    def has_room(self, links: Mapping[WorkerKey, LinkView]) -> bool:
+        """Whether one worker can have so many."""
+        return len(links) <= len(self.feeders)
 
     def set(
-        self, row: int, links: Mapping[WorkerKey, LinkView], row_of: Mapping[WorkerKey, int]
+        self, taker: int, links: Mapping[WorkerKey, LinkView], row_of: Mapping[WorkerKey, int]
     ) -> None:
-        """These are the row's links now; to a peer nobody knows there is none."""
-        known = [(row_of[key], link) for key, link in links.items() if key in row_of]
-        self._make_room(row, len(known))
-        peers = [peer for peer, _ in known]
-        peers += [NOBODY] * (self._peers.shape[1] - len(peers))
-        if self._peers[row].tolist() != peers:
-            self._peers[row] = peers
-            self._links_of = None
-        if known:
-            numbers = zip(*(_link_numbers_of(link) for _, link in known), strict=True)
-            self._numbers[:, row, : len(known)] = list(numbers)
+        """These are a decode worker's links now; `row_of` has the rows of prefill workers."""
+        feeders = [row_of.get(key, NOBODY) for key in links]
+        num_free = len(self.feeders) - len(feeders)
+        self.feeders[:, taker] = feeders + [NOBODY] * num_free
+        if feeders:
+            numbers = [(link.byte_s, link.latency_s, link.queued_bytes) for link in links.values()]
+            self._numbers[:, : len(feeders), taker] = np.array(numbers).T
 
-    def clear(self, first_row: int) -> None:
-        """No links from this row on."""
-        self._peers[first_row:] = NOBODY
-        self._links_of = None
+    def feeder_of(self, number: Any) -> Any:
+        """Row of the prefill worker of a choice, or of several; NOBODY: the other one alone."""
+        return self._feeders.ravel()[number]
 
-    def links_of(self, num_feeders: int) -> Rows:
-        """Numbers of each prefill worker's links, NOBODY behind them: [prefill workers, links]."""
-        if self._links_of is None or len(self._links_of) != num_feeders:
-            peers = self._peers.ravel()
-            numbers = np.argsort(peers, kind="stable")[np.count_nonzero(peers == NOBODY) :]
-            counts = np.bincount(peers[numbers], minlength=num_feeders)
-            starts = np.cumsum(counts) - counts
-            places = np.arange(len(numbers)) - np.repeat(starts, counts)
-            self._links_of = np.full((num_feeders, max(counts.max(initial=0), 1)), NOBODY)
-            self._links_of[peers[numbers], places] = numbers
-        return self._links_of
+    def taker_of(self, number: Any) -> Any:
+        """Row of the decode worker of a choice, or of several."""
+        return number % self._feeders.shape[1]
 
-    def takers(self, numbers: Rows) -> Rows:
-        """Rows of the decode workers at the end of these links."""
-        rows: Rows = numbers // self._peers.shape[1]
-        return rows
-
-    def columns(self, numbers: Rows) -> LinkColumns:
-        """Of these links."""
-        flat = self._numbers.reshape(len(LINK_COLUMNS), -1)
-        return LinkColumns(*flat.take(numbers, axis=1))  # an index would take five times as long
-
-    def _make_room(self, row: int, num_links: int) -> None:
-        num_rows, num_places = self._peers.shape
-        grown = (num_rows * (2 if row >= num_rows else 1), max(num_places, num_links))
-        if grown == self._peers.shape:
-            return
-        peers, numbers = self._peers, self._numbers
-        self._peers = np.full(grown, NOBODY, dtype=np.intp)
-        self._peers[:num_rows, :num_places] = peers
-        self._numbers = np.zeros((len(LINK_COLUMNS), *grown))
-        self._numbers[:, :num_rows, :num_places] = numbers
-        self._links_of = None
-
-    def peers(self, row: int) -> list[int]:
+    def feeders_of(self, taker: int) -> list[int]:
         """Rows of the prefill workers that a decode worker is linked to."""
-        return [peer for peer in self._peers[row].tolist() if peer != NOBODY]
+        return [feeder for feeder in self.feeders[:, taker].tolist() if feeder != NOBODY]
 
 
 class Pools:
@@ -230,12 +201,15 @@ class Pools:
     def set(self, view: WorkerView) -> None:
         """Take a worker in, or its newer view."""
         table = self.tables[view.pool]
-        if view.key not in table.row_of:
-            self._note_membership()
-        before = table.views[table.row_of[view.key]] if view.key in table.row_of else None
+        row = table.row_of.get(view.key)
+        before = table.views[row] if row is not None else None
         row = table.set(view)
-        if view.pool == DECODE and (before is None or before.links is not view.links):
-            self._set_links(row, view)
+        if before is None:
+            self._note_membership()
+        elif view.pool == DECODE and before.links is not view.links and not self._has_new_rows:
+            self._has_new_rows = not self.links.has_room(view.links)
+            if not self._has_new_rows:
+                self.links.set(row, view.links, self.tables[PREFILL].row_of)
 
     def remove(self, key: WorkerKey) -> None:
         """Let a worker go, if it is here."""
@@ -246,38 +220,34 @@ class Pools:
 
     def settle(self) -> None:
         """Bring the links in line after workers came or went; before every decision."""
-        if self._has_new_rows:
-            self._has_new_rows = False
-            self.links.clear(len(self.decode))
-            for row, view in enumerate(self.decode):
-                self._set_links(row, view)
+        if not self._has_new_rows:
+            return
+        self._has_new_rows = False
+        most = max((len(view.links) for view in self.decode), default=0)
+        self.links = LinkTable(most, len(self.decode))
+        for row, view in enumerate(self.decode):
+            self.links.set(row, view.links, self.tables[PREFILL].row_of)
 
     def _note_membership(self) -> None:
         self.num_memberships += 1
         self._has_new_rows = True
 
-    def _set_links(self, row: int, view: WorkerView) -> None:
-        self.links.set(row, view.links, self.tables[PREFILL].row_of)
-
     def check_integrity(self) -> None:
         """Assert that views, rows and links say the same; after `settle`."""
         for table in self.tables.values():
-            assert len(table.views) == len(table.row_of) == len(table.columns.is_open)
+            assert len(table.views) == len(table.row_of) == len(table.slots)
             for key, row in table.row_of.items():
                 view = table.views[row]
                 assert view.key == key
+                assert table.slots[row] == view.slot
+                assert table.with_nobody("num_requests")[NOBODY] == 0.0
                 for name in COLUMNS:
                     assert getattr(table.columns, name)[row] == getattr(view, name), (key, name)
-        feeders = self.prefill
-        pairs = {
-            (feeder, int(self.links.takers(number)))
-            for feeder, numbers in enumerate(self.links.links_of(len(feeders)))
-            for number in numbers
-            if number != NOBODY
-        }
+        assert self.links.feeders.shape[1] == len(self.decode)
         for row, view in enumerate(self.decode):
-            assert {(peer, row) for peer in self.links.peers(row)} == {
-                pair for pair in pairs if pair[1] == row
-            }
-            peers = {feeders[peer].key for peer in self.links.peers(row)}
+            peers = {self.prefill[feeder].key for feeder in self.links.feeders_of(row)}
             assert peers == view.links.keys() & self.tables[PREFILL].row_of.keys(), view.key
+            for place, (peer, link) in enumerate(view.links.items()):
+                numbers = (self.links.byte_s, self.links.latency_s, self.links.queued_bytes)
+                known = tuple(float(column[place, row]) for column in numbers)
+                assert known == (link.byte_s, link.latency_s, link.queued_bytes), (peer, view.key)

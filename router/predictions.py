@@ -4,9 +4,8 @@ Two generations; each TTL the older one is forgotten whole. So a prediction live
 TTLs and no entry has a clock of its own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
-from operator import or_
 
 from router.block_name import BlockName
 
@@ -38,9 +37,13 @@ class Predictions:
 
     def add(self, bit: int, names: Sequence[BlockName]) -> None:
         """This slot will hold these."""
-        young = self._young
+        young, last, added = self._young, None, bit
         for name in names[: MAX_GENERATION_BLOCKS - len(young)]:
-            young[name] = young.get(name, 0) | bit
+            known = young.get(name, 0)
+            # Neighbours mostly have the same bitmap: they share it, and are seen to.
+            if known is not last:
+                last, added = known, known | bit
+            young[name] = added
 
     def remove(self, bit: int, names: Sequence[BlockName]) -> None:
         """It will not."""
@@ -50,15 +53,6 @@ class Predictions:
                     if generation.get(name, 0) & bit:
                         generation[name] &= ~bit
 
-    def concern(self, names: Sequence[BlockName]) -> bool:
-        """Whether any of these was predicted of anyone."""
-        young, old = self._young, self._old
-        if not (young or old):
-            return False
-        return not (young.keys().isdisjoint(names) and old.keys().isdisjoint(names))
-
-    def add_to(self, holders: Iterable[int], names: Sequence[BlockName]) -> Iterator[int]:
-        """Bitmaps of these names, with the slots that will hold each; looked up when taken."""
-        young = map(self._young.get, names, repeat(0))
-        old = map(self._old.get, names, repeat(0))
-        return map(or_, holders, map(or_, young, old))
+    def of(self, names: Sequence[BlockName]) -> tuple[Iterator[int], Iterator[int]]:
+        """Bitmaps of the slots that will hold each, of both generations; looked up when taken."""
+        return map(self._young.get, names, repeat(0)), map(self._old.get, names, repeat(0))

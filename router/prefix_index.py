@@ -4,7 +4,8 @@ Fed by the workers' own block events, and by predictions at routing time that ex
 its own index: a block on a prefill worker saves computation, one on a decode worker saves bytes.
 
     block name ──► bitmap of slots          one dict entry per block, however many workers hold it
-    slot      ◄──► worker                   a bit each; a lost worker's bit rests before its reuse
+    slot      ◄──► worker                   a bit each, from 1 on (0: in no index); a lost worker's
+                                            bit rests before its reuse
     worker    ──► its names, in an array    to take its bit away again (8 bytes a block)
 
 Equal bitmaps are one object, so a block costs its name and its dict entry. Measured against other
@@ -13,18 +14,22 @@ structures in docs/adr/0008-prefix-index.md.
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
+import numpy as np
+
 from router.block_name import BlockName, BlockScheme
+from router.cached_tokens import CachedTokens, Floats
 from router.predictions import Predictions
-from router.worker_view import WorkerKey
+from router.worker_view import NO_SLOT, WorkerKey
 
 MAX_SHARED_BITMAPS = 1 << 16
 # An array of names may be this much longer than what its worker holds before it is made anew.
 SPARE_NAMES = 1024
 TURNS_BEFORE_REUSE = 2
+FEW_BITS = 6  # that are sooner found one by one than all at once
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,14 +44,6 @@ class _Held:
     names: "array[int]" = field(default_factory=lambda: array("Q"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedTokens:
-    """Leading tokens of one prompt that workers hold; workers without any are left out."""
-
-    num_tokens: dict[WorkerKey, int] = field(default_factory=dict)  # predicted ones included
-    num_confirmed: dict[WorkerKey, int] = field(default_factory=dict)
-
-
 class PrefixIndex:
     """Maps block names to the workers that hold them.
 
@@ -57,7 +54,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._holders: dict[BlockName, int] = {}
         self._workers: dict[WorkerKey, _Held] = {}
-        self._key_of_slot: list[WorkerKey | None] = []
+        self._num_slots = 1
         self._resting: deque[tuple[int, int]] = deque()  # (turn of its loss, slot)
         self._bitmaps: dict[int, int] = {}
         self._predictions = Predictions()
@@ -68,7 +65,7 @@ class PrefixIndex:
     def add_worker(self, key: WorkerKey, *, limit: int, scheme: BlockScheme) -> None:
         """Start from nothing for this worker; only known workers get entries."""
         self.scrub(key)
-        slot = self._take_slot(key)
+        slot = self._take_slot()
         self._workers[key] = _Held(
             slot=slot, bit=self._share(1 << slot), limit=max(limit, 1), scheme=scheme
         )
@@ -81,20 +78,22 @@ class PrefixIndex:
             return
         self._drop(held, held.names)
         # What was predicted of it still carries its bit.
-        self._key_of_slot[held.slot] = None
         self._resting.append((self._predictions.num_turns, held.slot))
         self.schemes -= Counter([held.scheme])
 
-    def _take_slot(self, key: WorkerKey) -> int:
+    def _take_slot(self) -> int:
         is_rested = self._resting and (
             self._predictions.num_turns - self._resting[0][0] >= TURNS_BEFORE_REUSE
         )
-        if not is_rested:
-            self._key_of_slot.append(key)
-            return len(self._key_of_slot) - 1
-        _, slot = self._resting.popleft()
-        self._key_of_slot[slot] = key
-        return slot
+        if is_rested:
+            return self._resting.popleft()[1]
+        self._num_slots += 1
+        return self._num_slots - 1
+
+    def slot(self, key: WorkerKey) -> int:
+        """Where answers tell of this worker."""
+        held = self._workers.get(key)
+        return held.slot if held is not None else NO_SLOT
 
     # Events.
 
@@ -171,45 +170,34 @@ class PrefixIndex:
     ) -> CachedTokens:
         """How many leading tokens of a prompt each worker holds; `names_of` cuts the prompt."""
         self._predictions.turn(now_s)
-        cached = CachedTokens()
+        cached = CachedTokens(np.zeros(self._num_slots), np.zeros(self._num_slots))
         for scheme in self.schemes:
-            names = names_of(scheme)
-            if names:
+            if names := names_of(scheme):
                 self._match(names, scheme.block_size, cached)
         return cached
 
     def _match(self, names: Sequence[BlockName], block_size: int, cached: CachedTokens) -> None:
-        def holders() -> Iterator[int]:
-            return map(self._holders.get, names, repeat(0))
-
-        self._count_leading(holders(), block_size, cached.num_confirmed)
-        if self._predictions.concern(names):
-            predicted = self._predictions.add_to(holders(), names)
-            self._count_leading(predicted, block_size, cached.num_tokens)
-        else:
-            cached.num_tokens.update(cached.num_confirmed)
-
-    def _count_leading(
-        self, holders: Iterator[int], block_size: int, counts: dict[WorkerKey, int]
-    ) -> None:
-        alive = last = next(holders)
-        depth = 0
-        for depth, bitmap in enumerate(holders, start=1):
+        """Walk along the prompt; who does not hold a block of it is out from there on."""
+        held = map(self._holders.get, names, repeat(0))
+        soon, before = self._predictions.of(names)
+        last: tuple[int, int, int] | None = None
+        told = alive = 0
+        depth = -1
+        for depth, (holders, young, old) in enumerate(zip(held, soon, before, strict=True)):
             # Blocks of one prompt mostly have the same holders.
-            if bitmap is last:
+            if last is not None and holders is last[0] and young is last[1] and old is last[2]:
                 continue
-            last = bitmap
-            if (still := alive & bitmap) != alive:
-                self._note(alive ^ still, depth * block_size, counts)
-                alive = still
+            if last is None:
+                told, alive = holders, holders | young | old
+            else:
+                num_tokens = depth * block_size
+                told = _keep(told, holders, num_tokens, cached.num_confirmed)
+                alive = _keep(alive, holders | young | old, num_tokens, cached.num_tokens)
             if not alive:
                 return
-        self._note(alive, (depth + 1) * block_size, counts)
-
-    def _note(self, bitmap: int, num_tokens: int, counts: dict[WorkerKey, int]) -> None:
-        for slot, digit in enumerate(bin(bitmap)[:1:-1]):
-            if digit == "1" and (key := self._key_of_slot[slot]) is not None:
-                counts[key] = num_tokens
+            last = holders, young, old
+        _note(told, (depth + 1) * block_size, cached.num_confirmed)
+        _note(alive, (depth + 1) * block_size, cached.num_tokens)
 
     @property
     def num_blocks(self) -> int:
@@ -219,7 +207,7 @@ class PrefixIndex:
     @property
     def num_slots(self) -> int:
         """Bits in use or resting."""
-        return len(self._key_of_slot)
+        return self._num_slots - 1
 
     @property
     def num_predictions(self) -> int:
@@ -237,7 +225,8 @@ class PrefixIndex:
         """Assert that all maps say the same and no bound is broken."""
         known_bits = 0
         for key, held in self._workers.items():
-            assert self._key_of_slot[held.slot] == key, key
+            assert 0 < held.slot < self._num_slots, key
+            assert not known_bits & held.bit, key
             told = {n for n, bitmap in self._holders.items() if bitmap & held.bit}
             assert len(told) == held.num_blocks <= held.limit, (key, len(told), held.num_blocks)
             assert told <= set(held.names), key
@@ -247,3 +236,22 @@ class PrefixIndex:
             assert bitmap, "an empty entry stayed"
             assert not bitmap & ~known_bits, "an entry of an unknown worker stayed"
         assert sum(self.schemes.values()) == len(self._workers)
+
+
+def _keep(alive: int, holders: int, num_tokens: int, counts: Floats) -> int:
+    """Who goes on; the others end with this many tokens."""
+    still = alive & holders
+    if still != alive:
+        _note(alive ^ still, num_tokens, counts)
+    return still
+
+
+def _note(bitmap: int, num_tokens: int, counts: Floats) -> None:
+    """Write a number down for these slots."""
+    if bitmap.bit_count() <= FEW_BITS:
+        while bitmap:
+            counts[bitmap.bit_length() - 1] = num_tokens
+            bitmap &= ~(1 << (bitmap.bit_length() - 1))
+        return
+    digits = np.frombuffer(bitmap.to_bytes((len(counts) + 7) // 8, "little"), dtype=np.uint8)
+    counts[np.unpackbits(digits, count=len(counts), bitorder="little").view(bool)] = num_tokens

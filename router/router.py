@@ -186,8 +186,8 @@ class Router:
         """Requests that have not ended."""
         return len(self._running)
 
-    def _workers_changed(self) -> None:
-        self._dispatcher.workers_changed()
+    def _workers_changed(self, *, is_membership: bool) -> None:
+        self._dispatcher.workers_changed(is_membership=is_membership)
 
     def _spawn(self, task: asyncio.Future[None]) -> None:
         self._background.add(task)

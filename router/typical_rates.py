@@ -28,24 +28,22 @@ UNKNOWN_COST = StepCost(0.0, 0.0)
 
 
 class TypicalRates:
-    """Last rate and its age of each worker. Invariant: lost workers have none."""
+    """What each worker told last, and what is typical of its pool. Invariant: lost workers have
+    told nothing.
+    """
 
     def __init__(self) -> None:
-        self._rates: dict[WorkerKey, tuple[str, float, float]] = {}
-        self._typical: dict[str, float] = {}
+        self._told: dict[WorkerKey, _Told] = {}
         self._num_news = 0
-        self._step_costs: dict[WorkerKey, tuple[str, StepCost]] = {}
+        self._rates: dict[str, float] = {}
+        self._step_costs: dict[str, StepCost] = {}
 
     def step_cost(self, pool: str, told: StepCost) -> StepCost:
         """What to believe of a worker that told this."""
         if told.kv_token_s > 0.0:
             return told
-        known = [cost for each, cost in self._step_costs.values() if each == pool]
-        if not known:
-            return told
-        return StepCost(
-            median(cost.request_s for cost in known), median(cost.kv_token_s for cost in known)
-        )
+        self._settle()
+        return self._step_costs.get(pool, told)
 
     def learn(
         self,
@@ -56,32 +54,48 @@ class TypicalRates:
         step_cost: StepCost = UNKNOWN_COST,
     ) -> None:
         """A worker told its rate, that old, and what makes its steps longer."""
-        self._rates[key] = (pool, tokens_per_s, age_s)
+        if step_cost.kv_token_s <= 0.0 and (before := self._told.get(key)) is not None:
+            step_cost = before.step_cost
+        self._told[key] = _Told(pool, tokens_per_s, age_s, step_cost)
         self._num_news += 1
-        if step_cost.kv_token_s > 0.0:
-            self._step_costs[key] = (pool, step_cost)
 
     def forget(self, key: WorkerKey) -> None:
         """It is lost."""
-        self._step_costs.pop(key, None)
-        if self._rates.pop(key, None) is not None:
-            self._num_news = len(self._rates) + 1
+        if self._told.pop(key, None) is not None:
+            self._num_news = len(self._told) + 1
 
     def current(self, pool: str, tokens_per_s: float, age_s: float) -> float:
         """What to believe of a worker that told this rate."""
-        typical = self._of(pool)
-        if not typical or not tokens_per_s or age_s <= 0.0:
+        if not tokens_per_s or age_s <= 0.0:
+            return tokens_per_s
+        self._settle()
+        # A pool in which nothing is fresh learns from the other: it runs the same model.
+        typical = self._rates.get(pool) or max(self._rates.values(), default=0.0)
+        if not typical:
             return tokens_per_s
         share = 0.5 ** (age_s / HALF_LIFE_S)
         return float(tokens_per_s**share * typical ** (1.0 - share))
 
-    def _of(self, pool: str) -> float:
-        # A median over all workers is not worth making anew for each single message.
-        if self._num_news * 4 >= len(self._rates):
-            self._num_news = 0
-            fresh = [(p, rate) for p, rate, age_s in self._rates.values() if age_s < FRESH_S]
-            self._typical = {
-                p: median(rate for each, rate in fresh if each == p) for p in {p for p, _ in fresh}
-            }
-        # A pool in which nothing is fresh learns from the other: it runs the same model.
-        return self._typical.get(pool) or max(self._typical.values(), default=0.0)
+    def _settle(self) -> None:
+        # Medians over all workers are not worth making anew for each single message.
+        if self._num_news * 4 < len(self._told) or not self._num_news:
+            return
+        self._num_news = 0
+        self._rates, self._step_costs = {}, {}
+        for pool in {told.pool for told in self._told.values()}:
+            all_told = [told for told in self._told.values() if told.pool == pool]
+            if fresh := [told.tokens_per_s for told in all_told if told.age_s < FRESH_S]:
+                self._rates[pool] = median(fresh)
+            known = [told.step_cost for told in all_told if told.step_cost.kv_token_s > 0.0]
+            if known:
+                self._step_costs[pool] = StepCost(
+                    median(cost.request_s for cost in known),
+                    median(cost.kv_token_s for cost in known),
+                )
+
+
+class _Told(NamedTuple):
+    pool: str
+    tokens_per_s: float
+    age_s: float
+    step_cost: StepCost  # the last that was known

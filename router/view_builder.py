@@ -1,8 +1,7 @@
 """Turns what a worker said on its state stream into the frozen data the policy sees."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from relevo.v1 import state_pb2
 
@@ -10,21 +9,26 @@ from engine.block_hash import BlockHash
 from router.typical_rates import StepCost, TypicalRates
 from router.worker_view import LinkView, Pending, WorkerKey, WorkerView
 
+SLOWEST_PER_S = 1e-3  # tokens or bytes
+FASTEST_PER_S = 1e15
+LONGEST_S = 1e9
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+
+class Standing(NamedTuple):
     """What the router itself thinks of a worker."""
 
     is_routable: bool
     has_refused: bool
     pending: Pending
+    links: Mapping[WorkerKey, LinkView]  # its ready ones
     distrusted_links: Collection[WorkerKey]
+    slot: int  # in its pool's index
 
 
 def learn_rates(rates: TypicalRates, key: WorkerKey, pool: str, load: state_pb2.WorkerLoad) -> None:
     """Let the others know how fast this worker is."""
-    step_cost = StepCost(load.request_s, load.kv_token_s)
-    rates.learn(key, pool, load.prefill_tokens_per_s, load.rates_age_s, step_cost)
+    age_s = _seconds(load.rates_age_s)
+    rates.learn(key, pool, _speed(load.prefill_tokens_per_s), age_s, _step_cost(load))
 
 
 def facts_of(
@@ -42,50 +46,67 @@ def facts_of(
         "block_size": max(hello.layout.block_size, 1),
         "hash_root": BlockHash(hello.hash_root),
         "num_kv_blocks": hello.num_kv_blocks,
-        "kv_bytes_per_token": hello.kv_bytes_per_token,
+        "kv_bytes_per_token": max(hello.kv_bytes_per_token, 0),
         **({} if load is None else _facts_of_load(hello.pool, load, rates)),
+    }
+
+
+def links_of(load: state_pb2.WorkerLoad) -> dict[WorkerKey, LinkView]:
+    """The ready links of a decode worker."""
+    return {
+        WorkerKey(link.peer_id, link.peer_incarnation): LinkView(
+            _speed(link.bandwidth_bytes_per_s), _seconds(link.latency_s), max(link.queued_bytes, 0)
+        )
+        for link in load.links
+        if link.state == "ready"
     }
 
 
 def build_view(facts: Mapping[str, Any], standing: Standing) -> WorkerView:
     """One view of this moment."""
-    view = WorkerView(
+    links, distrusted = standing.links, standing.distrusted_links
+    return WorkerView(
         **facts,
         is_routable=standing.is_routable,
         has_refused=standing.has_refused,
         pending=standing.pending,
+        slot=standing.slot,
+        links={k: link for k, link in links.items() if k not in distrusted}
+        if distrusted
+        else links,
     )
-    if not standing.distrusted_links:
-        return view
-    links = {k: link for k, link in view.links.items() if k not in standing.distrusted_links}
-    return replace(view, links=links)
 
 
 def _facts_of_load(pool: str, load: state_pb2.WorkerLoad, rates: TypicalRates) -> dict[str, Any]:
-    step_cost = rates.step_cost(pool, StepCost(load.request_s, load.kv_token_s))
+    step_cost = rates.step_cost(pool, _step_cost(load))
+    tokens_per_s, age_s = _speed(load.prefill_tokens_per_s), _seconds(load.rates_age_s)
+    blocks = load.blocks
     return {
-        "num_running": load.num_running,
-        "num_waiting": load.num_waiting,
-        "num_transferring": load.num_transferring,
-        "num_promised_tokens": load.num_promised_tokens,
-        "num_waiting_uncached_tokens": load.num_waiting_uncached_tokens,
-        "num_free_blocks": load.blocks.free + load.blocks.cached,
-        "num_used_blocks": load.blocks.used,
-        "prefill_tokens_per_s": rates.current(pool, load.prefill_tokens_per_s, load.rates_age_s),
-        "step_s": load.step_s,
+        "num_running": max(load.num_running, 0),
+        "num_waiting": max(load.num_waiting, 0),
+        "num_transferring": max(load.num_transferring, 0),
+        "num_promised_tokens": max(load.num_promised_tokens, 0),
+        "num_waiting_uncached_tokens": max(load.num_waiting_uncached_tokens, 0),
+        "num_free_blocks": max(blocks.free + blocks.cached, 0),
+        "num_used_blocks": max(blocks.used, 0),
+        "prefill_tokens_per_s": rates.current(pool, tokens_per_s, age_s),
+        "step_s": _seconds(load.step_s),
         "request_s": step_cost.request_s,
         "kv_token_s": step_cost.kv_token_s,
-        "links": {_peer_of(link): _view_link(link) for link in load.links if link.state == "ready"},
     }
 
 
-def _peer_of(link: state_pb2.LinkStatus) -> WorkerKey:
-    return WorkerKey(link.peer_id, link.peer_incarnation)
+def _step_cost(load: state_pb2.WorkerLoad) -> StepCost:
+    return StepCost(_seconds(load.request_s), _seconds(load.kv_token_s))
 
 
-def _view_link(link: state_pb2.LinkStatus) -> LinkView:
-    return LinkView(
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
-        latency_s=link.latency_s,
-        queued_bytes=link.queued_bytes,
-    )
+# One worker's nonsense must not reach the sums over all: what no measurement gives counts as not
+# measured.
+
+
+def _speed(per_s: float) -> float:
+    return per_s if SLOWEST_PER_S <= per_s <= FASTEST_PER_S else 0.0
+
+
+def _seconds(seconds: float) -> float:
+    return seconds if 0.0 <= seconds <= LONGEST_S else 0.0

@@ -7,7 +7,7 @@ next load that says it lives
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from relevo.v1 import state_pb2
@@ -17,8 +17,8 @@ from router.block_name import BlockName, BlockScheme, block_names
 from router.picks import Picks
 from router.prefix_index import PrefixIndex
 from router.typical_rates import TypicalRates
-from router.view_builder import Standing, build_view, facts_of, learn_rates
-from router.worker_view import Pending, WorkerKey, WorkerView
+from router.view_builder import Standing, build_view, facts_of, learn_rates, links_of
+from router.worker_view import LinkView, Pending, WorkerKey, WorkerView
 from rpc.description import WorkerDescription
 
 MIN_FROZEN_S = 2.0
@@ -83,6 +83,7 @@ class WorkerState:
         self._rates = rates or TypicalRates()
         self._on_view_change = on_view_change
         self._picks = Picks()
+        self._links: Mapping[WorkerKey, LinkView] = {}  # the ready ones of the last load
         self._distrusted_links: set[WorkerKey] = set()
         self._next_sequence = 0
         self._view: WorkerView | None = None
@@ -165,10 +166,14 @@ class WorkerState:
     def _apply_block_events(self, events: state_pb2.WatchStateResponse.BlockEvents) -> None:
         if events.cleared:
             self._index.clear(self.key)
+            self._changed()  # it has another slot
         self._index.remove(self.key, _names(events.removed))
         self._index.store(self.key, _names(events.stored))
 
     def _apply_load(self, load: state_pb2.WorkerLoad, now_s: float) -> None:
+        # Mostly they are as they were, and many to read.
+        if self.load is None or self.load.links != load.links:
+            self._links = links_of(load)
         self.load = load
         if load.metrics:
             self.metrics = list(load.metrics)
@@ -285,7 +290,9 @@ class WorkerState:
                 is_routable=self.is_routable,
                 has_refused=self.has_refused,
                 pending=self._picks.total(),
+                links=self._links,
                 distrusted_links=self._distrusted_links,
+                slot=self._index.slot(self.key),
             )
             if self._facts is None:
                 self._facts = facts_of(self.hello, self.load, self._rates)

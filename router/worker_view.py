@@ -10,9 +10,11 @@ from router.block_name import BlockScheme
 PREFILL = "prefill"
 DECODE = "decode"
 NO_ROOT = BlockHash(b"")
+NO_SLOT = 0  # of workers nobody tells the cache of
 # Late binding: beyond two full batches on a worker, or what would fill a decode worker's KV twice,
 # a request waits where it can still go anywhere.
 MAX_BATCHES_AHEAD = 2
+NEVER = -1
 # These stand in where nothing was measured yet.
 UNMEASURED_TOKENS_PER_S = 1000.0
 UNMEASURED_STEP_S = 0.05
@@ -26,19 +28,17 @@ class WorkerKey(NamedTuple):
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkView:
+class LinkView(NamedTuple):
     """A ready KV link, seen from its decode worker."""
 
     bandwidth_bytes_per_s: float
     latency_s: float
     queued_bytes: int
-    byte_s: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Derive."""
-        byte_s = 1.0 / (self.bandwidth_bytes_per_s or UNMEASURED_BYTES_PER_S)
-        object.__setattr__(self, "byte_s", byte_s)
+    @property
+    def byte_s(self) -> float:
+        """Seconds a byte takes."""
+        return 1.0 / (self.bandwidth_bytes_per_s or UNMEASURED_BYTES_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,12 @@ class Pending:
 NOTHING_PENDING = Pending()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerView:
     """One live worker: what it said in its Hello and in its last load, and what we sent since.
+
+    Nobody changes one. It is not frozen because that doubles the time to make one, and every report
+    and every pick makes one.
 
     A step costs `step_s` at the present batch, each prompt token in it 1 / `prefill_tokens_per_s`
     on top; a running request adds `request_s` to every step, and each token of its KV `kv_token_s`.
@@ -86,58 +89,76 @@ class WorkerView:
     kv_token_s: float = 0.0
     links: Mapping[WorkerKey, LinkView] = field(default_factory=dict)  # decode: its ready links
     pending: Pending = NOTHING_PENDING
+    slot: int = field(default=NO_SLOT, compare=False)  # its place in its pool's index
 
-    # Derived once, since each decision looks at every worker.
+    # Derived once, since each decision looks at every worker. First what it has to do.
     num_requests: int = field(init=False)  # it has or will have, as far as we know
+    kv_tokens: int = field(init=False)  # in use, promised or waiting to be computed
     is_full: bool = field(init=False)
     is_open: bool = field(init=False)  # may be given a request now
-    chunk_tokens: int = field(init=False)  # of a prompt in one step, at least 1
+    max_tokens: int = field(init=False)  # longest request that fits the empty worker, and one token
+    open_tokens: int = field(init=False)  # the same while it is open, else less than any request
     pending_bytes: int = field(init=False)
     promised_tokens: int = field(init=False)  # that need blocks and have none, as far as we know
-    kv_tokens: int = field(init=False)  # in use, promised or waiting to be computed
-    max_tokens: int = field(init=False)  # longest request that fits the empty worker, and one token
-    fixed_s: float = field(init=False)  # of one step
-    added_s: float = field(init=False)  # to a step by one more prompt token in it
-    token_s: float = field(init=False)  # of one prompt token, with its share of a step
     num_prompts_ahead: int = field(init=False)  # that wait to be computed
+    # Then what that costs a further request, or is cost by it.
+    chunk_tokens: int = field(init=False)  # of a prompt in one step, at least 1
+    fixed_s: float = field(init=False)  # of one step
+    token_s: float = field(init=False)  # of one prompt token, with its share of a step
     queue_s: float = field(init=False)  # until a new request's prompt is computed
-    num_streams: int = field(init=False)  # that a further one would slow down
-    streams_s: float = field(init=False)  # added to them all by a further one's step, without KV
+    streams_s: float = field(init=False)  # added to all streams by its step, without its KV
+    kv_harm_s: float = field(init=False)  # and by each token of its KV
+    prompt_harm_s: float = field(init=False)  # added to all requests by one prompt token more here
+    company_s: float = field(init=False)  # what streams and KV here add to its step
+    seq_step_s: float = field(init=False)  # to wait per step of it, for each request too many
+    seq_wait_s: float = field(init=False)  # the same for all that are too many with it
+    block_step_s: float = field(init=False)  # to wait per step of it, for each block too few
 
     def __post_init__(self) -> None:
         """Derive."""
+        self._derive_load()
+        self._derive_seconds()
+
+    def _derive_load(self) -> None:
+        num_requests, kv_tokens = self._count_requests(), self._count_kv_tokens()
+        num_pool_tokens = self.num_kv_blocks * self.block_size
+        # Prompts that wait on a prefill worker need no KV yet, and are answered for by their queue.
+        is_kv_full = self.pool != PREFILL and kv_tokens >= MAX_BATCHES_AHEAD * num_pool_tokens
+        is_crowded = num_requests >= MAX_BATCHES_AHEAD * max(self.max_num_seqs, 1)
+        is_full = self.has_refused or is_crowded or is_kv_full
+        is_open = self.is_routable and not is_full
+        max_tokens = min(self.max_model_len, num_pool_tokens) - 1
+        self.num_requests = num_requests
+        self.kv_tokens = kv_tokens
+        self.is_full = is_full
+        self.is_open = is_open
+        self.max_tokens = max_tokens
+        self.open_tokens = max_tokens if is_open else NEVER
+        self.pending_bytes = self.pending.num_bytes
+        self.promised_tokens = self.num_promised_tokens + self.pending.num_kv_tokens
+        self.num_prompts_ahead = self.num_waiting + self.pending.num_requests
+
+    def _derive_seconds(self) -> None:
         fixed_s = self.step_s or UNMEASURED_STEP_S
         added_s = 1.0 / (self.prefill_tokens_per_s or UNMEASURED_TOKENS_PER_S)
         chunk_tokens = max(self.max_num_batched_tokens, 1)
         token_s = added_s + fixed_s / chunk_tokens
-        num_requests = self._count_requests()
-        limit = MAX_BATCHES_AHEAD * max(self.max_num_seqs, 1)
-        derive = object.__setattr__
-        derive(self, "num_requests", num_requests)
-        kv_tokens = self._count_kv_tokens()
-        kv_limit = MAX_BATCHES_AHEAD * self.num_kv_blocks * self.block_size
-        # Prompts that wait on a prefill worker need no KV yet, and are answered for by their queue.
-        is_kv_full = self.pool != PREFILL and kv_tokens >= kv_limit
-        is_full = self.has_refused or num_requests >= limit or is_kv_full
-        derive(self, "is_full", is_full)
-        derive(self, "is_open", self.is_routable and not is_full)
-        derive(self, "chunk_tokens", chunk_tokens)
-        derive(self, "pending_bytes", self.pending.num_bytes)
-        promised_tokens = self.num_promised_tokens + self.pending.num_kv_tokens
-        derive(self, "promised_tokens", promised_tokens)
-        derive(self, "kv_tokens", kv_tokens)
-        num_pool_tokens = self.num_kv_blocks * self.block_size
-        derive(self, "max_tokens", min(self.max_model_len, num_pool_tokens) - 1)
-        derive(self, "fixed_s", fixed_s)
-        derive(self, "added_s", added_s)
-        derive(self, "token_s", token_s)
-        derive(self, "num_prompts_ahead", self.num_waiting + self.pending.num_requests)
-        derive(self, "queue_s", self.num_tokens_ahead * token_s)
+        num_requests, request_s, kv_token_s = self.num_requests, self.request_s, self.kv_token_s
         num_streams = min(num_requests, self.max_num_seqs)
-        derive(self, "num_streams", num_streams)
+        seq_step_s = fixed_s / max(self.max_num_seqs, 1)
         # One more row makes each step longer; unless known better, by what one prompt token takes.
-        is_known = self.request_s or self.kv_token_s
-        derive(self, "streams_s", num_streams * (self.request_s if is_known else added_s))
+        row_s = request_s if request_s or kv_token_s else added_s
+        self.chunk_tokens = chunk_tokens
+        self.fixed_s = fixed_s
+        self.token_s = token_s
+        self.queue_s = self.num_tokens_ahead * token_s
+        self.streams_s = num_streams * row_s
+        self.kv_harm_s = num_streams * kv_token_s
+        self.prompt_harm_s = num_requests * added_s
+        self.company_s = num_streams * request_s + self.kv_tokens * kv_token_s
+        self.seq_step_s = seq_step_s
+        self.seq_wait_s = max(num_requests + 1 - self.max_num_seqs, 0) * seq_step_s
+        self.block_step_s = fixed_s / max(self.num_used_blocks, 1)
 
     def _count_requests(self) -> int:
         num_engine = self.num_running + self.num_waiting

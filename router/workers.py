@@ -8,6 +8,7 @@ one that holds its state stream (watch.py) and, for a decode worker, one that te
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from relevo.v1 import common_pb2
 
@@ -27,6 +28,14 @@ LOST_SHOWN_S = 60.0
 _LOGGER = logging.getLogger(__name__)
 
 
+class OnChange(Protocol):
+    """Told after something changed that routing cares about."""
+
+    def __call__(self, *, is_membership: bool) -> None:
+        """`is_membership`: somebody came or was lost."""
+        ...
+
+
 class Workers:
     """Owns the fleet and the tasks that feed it.
 
@@ -39,7 +48,7 @@ class Workers:
         channels: ChannelPool,
         *,
         ingress_id: str,
-        on_change: Callable[[], None],
+        on_change: OnChange,
         now: Callable[[], float],
     ) -> None:
         self._channels = channels
@@ -154,7 +163,7 @@ class Workers:
             self._drop_predecessors(worker)
             self.look_again()
             self._announce_peers()
-        self._on_change()
+        self._on_change(is_membership=is_membership)
 
     def _drop_predecessors(self, worker: WorkerState) -> None:
         # One row for each place in a pool: its new holder replaces the lost one.

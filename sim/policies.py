@@ -93,11 +93,9 @@ class CacheAware:
         is_unequal = most - least > BALANCE_ABS_THRESHOLD and most > BALANCE_REL_THRESHOLD * least
         luck = self._rng.random
         if not is_unequal:
-            cached = request.cached_prefill.num_tokens
-            best = min(
-                workers, key=lambda each: (-cached.get(each.key, 0), each.num_requests, luck())
-            )
-            if cached.get(best.key, 0) > CACHE_THRESHOLD * request.num_tokens:
+            cached = request.cached_prefill.num_tokens_of
+            best = min(workers, key=lambda each: (-cached(each), each.num_requests, luck()))
+            if cached(best) > CACHE_THRESHOLD * request.num_tokens:
                 return best
         return min(workers, key=lambda each: (each.num_requests, luck()))
 
@@ -110,10 +108,10 @@ class DynamoPrefill:
 
     def __call__(self, request: RouteRequest, workers: Sequence[WorkerView]) -> WorkerView:
         """Take the cheapest."""
-        cached, luck = request.cached_prefill.num_tokens, self._rng.random
+        cached, luck = request.cached_prefill.num_tokens_of, self._rng.random
 
         def cost(worker: WorkerView) -> tuple[float, float]:
-            num_uncached = max(request.num_tokens - cached.get(worker.key, 0), 0)
+            num_uncached = max(request.num_tokens - cached(worker), 0)
             num_tokens = worker.num_tokens_ahead + num_uncached
             return num_tokens / worker.block_size + worker.num_used_blocks, luck()
 
@@ -168,7 +166,7 @@ def make_policy(name: str, rng: random.Random, *, local_prefill: str = "auto") -
     """One of POLICIES by its name."""
     if name == "relevo":
         return FilteredPolicy(
-            local_prefill=local_prefill, scorer=JointCostScorer(rng), picker=CheapestPicker(rng)
+            local_prefill=local_prefill, scorer=JointCostScorer(), picker=CheapestPicker(rng)
         )
     if name == "round-robin":
         turns = RoundRobin()

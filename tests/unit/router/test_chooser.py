@@ -16,7 +16,7 @@ from tests.unit.router.views import FakeFleet, decode, prefill
 def chooser(fleet: FakeFleet, clock: FakeClock | None = None, seed: int = 1) -> Chooser:
     rng = random.Random(seed)
     policy = FilteredPolicy(
-        local_prefill="never", scorer=JointCostScorer(rng), picker=CheapestPicker(rng)
+        local_prefill="never", scorer=JointCostScorer(), picker=CheapestPicker(rng)
     )
     return Chooser(fleet, policy, rng=rng, now=clock or FakeClock())
 
@@ -79,7 +79,7 @@ def test_a_decode_worker_alone_carries_the_computation() -> None:
     fleet = FakeFleet(decode(peers=0))
     rng = random.Random(1)
     policy = FilteredPolicy(
-        local_prefill="auto", scorer=JointCostScorer(rng), picker=CheapestPicker(rng)
+        local_prefill="auto", scorer=JointCostScorer(), picker=CheapestPicker(rng)
     )
     take(Chooser(fleet, policy, rng=rng, now=FakeClock()), prompt())
     assert fleet.picks[decode().key] == [Pending(num_requests=1, num_tokens=64, num_kv_tokens=64)]

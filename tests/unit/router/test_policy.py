@@ -8,20 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cost import decode_part, local_cost, pair_cost
-from router.joint_scorer import BEST_PREFILL, JointCostScorer
+from router.joint_scorer import JointCostScorer
 from router.policy import CheapestPicker, Decision, FilteredPolicy, RouteRequest, has_choice
-from router.prefix_index import CachedTokens
 from router.worker_view import LinkView, Pending, WorkerView
-from tests.unit.router.views import decode, pools, prefill
+from tests.unit.router.views import cached, decode, pools, prefill
 
 REQUEST = RouteRequest(num_tokens=1000, num_output_tokens=100)
 
 
 def policy(mode: str = "auto", seed: int = 1) -> FilteredPolicy:
     rng = random.Random(seed)
-    return FilteredPolicy(
-        local_prefill=mode, scorer=JointCostScorer(rng), picker=CheapestPicker(rng)
-    )
+    return FilteredPolicy(local_prefill=mode, scorer=JointCostScorer(), picker=CheapestPicker(rng))
 
 
 def pick(
@@ -107,8 +104,7 @@ def test_prompts_that_wait_on_a_prefill_worker_fill_no_kv() -> None:
 
 
 def test_while_prompts_wait_a_cached_prefix_is_worth_a_longer_queue() -> None:
-    cached = CachedTokens(num_tokens={prefill(0).key: 600})
-    request = replace(REQUEST, cached_prefill=cached)
+    request = replace(REQUEST, cached_prefill=cached(_0=600))
     holder = prefill(0, num_waiting=1, num_waiting_uncached_tokens=1100)
     alone = pick([holder, prefill(1)], [decode(peers=2)], "never", request)
     assert alone is not None
@@ -143,8 +139,7 @@ def test_a_dear_transfer_is_not_taken() -> None:
 
 def test_the_worker_with_the_prefix_is_picked() -> None:
     workers = [prefill(n) for n in range(4)]
-    cached = CachedTokens(num_tokens={workers[2].key: 960})
-    request = replace(REQUEST, cached_prefill=cached)
+    request = replace(REQUEST, cached_prefill=cached(_2=960))
     decision = pick(workers, [decode(peers=4)], "never", request)
     assert decision is not None
     assert decision.chosen.choice.prefill == workers[2]
@@ -246,15 +241,14 @@ def test_nothing_much_cheaper_is_ever_left(
     takers = [decode(n, links=links, num_running=r) for n, r in enumerate(running)]
     decision = policy("auto", seed).pick(REQUEST, pools(feeders, takers))
     assert decision is not None
-    # A tie in the search, a tie in the pick.
     best_s = min(every_cost(feeders, takers))
-    assert decision.chosen.cost.total_s <= best_s * 1.05 * 1.05 * 1.05 + 0.0002
+    assert decision.chosen.cost.total_s <= best_s * 1.05 + 0.0001 + 1e-9
 
 
-def test_of_many_prefill_workers_the_pairs_of_the_best_are_scored() -> None:
+def test_of_many_workers_every_pair_is_a_choice() -> None:
     feeders = [prefill(n, num_waiting_uncached_tokens=10 * n) for n in range(100)]
     takers = [decode(n, peers=100, num_running=n % 4) for n in range(100)]
     decision = pick(feeders, takers)
     assert decision is not None
-    assert decision.num_choices == BEST_PREFILL * 100 + 100
-    assert decision.chosen.cost.total_s <= min(every_cost(feeders, takers)) * 1.16
+    assert decision.num_choices == 100 * 100 + 100
+    assert decision.chosen.cost.total_s <= min(every_cost(feeders, takers)) * 1.05 + 0.0002

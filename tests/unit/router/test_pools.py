@@ -26,11 +26,11 @@ def test_who_comes_and_goes_leaves_the_others_where_they_are() -> None:
 
 def test_a_link_that_breaks_is_gone_at_once() -> None:
     pools = Pools([prefill(0), prefill(1), linked(0, 0, 1)])
-    assert len(pools.links.peers(0)) == 2
+    assert len(pools.links.feeders_of(0)) == 2
     pools.set(linked(0, 1))
     pools.settle()
     pools.check_integrity()
-    assert len(pools.links.peers(0)) == 1
+    assert len(pools.links.feeders_of(0)) == 1
 
 
 def test_news_of_a_link_are_seen_without_a_change_of_members() -> None:
@@ -38,9 +38,8 @@ def test_news_of_a_link_are_seen_without_a_change_of_members() -> None:
     slow = LinkView(bandwidth_bytes_per_s=1.0, latency_s=7.0, queued_bytes=3)
     pools.set(decode(0, links={prefill(0).key: slow}))
     pools.settle()
-    numbers = pools.links.columns(pools.links.links_of(1))
-    assert numbers.latency_s.tolist() == [[7.0]]
-    assert numbers.queued_bytes.tolist() == [[3.0]]
+    assert pools.links.latency_s.tolist() == [[7.0]]
+    assert pools.links.queued_bytes.tolist() == [[3.0]]
 
 
 def test_only_members_change_the_number_of_memberships() -> None:

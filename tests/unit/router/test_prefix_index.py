@@ -1,14 +1,17 @@
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.block_hash import BlockHash
 from router.block_name import BlockName, BlockScheme
+from router.cached_tokens import CachedTokens
 from router.predictions import PREDICTION_TTL_S
-from router.prefix_index import CachedTokens, PrefixIndex
+from router.prefix_index import PrefixIndex
 from router.worker_view import WorkerKey
 
 WORKERS = [WorkerKey("prefill-0", 1), WorkerKey("prefill-1", 1), WorkerKey("prefill-1", 2)]
@@ -25,10 +28,21 @@ def index_of(*keys: WorkerKey, limit: int = 100) -> PrefixIndex:
     return index
 
 
-def match(
-    index: PrefixIndex, names: Sequence[BlockName] = CHAIN, now_s: float = 0.0
-) -> CachedTokens:
-    return index.match(lambda _: names, now_s=now_s)
+class Held(NamedTuple):
+    """An answer of the index by worker; those without anything are left out."""
+
+    num_tokens: dict[WorkerKey, int]
+    num_confirmed: dict[WorkerKey, int]
+
+
+def by_worker(index: PrefixIndex, cached: CachedTokens) -> Held:
+    slots = np.array([index.slot(key) for key in WORKERS])
+    answers = cached.expected(slots).tolist(), cached.confirmed(slots).tolist()
+    return Held(*({k: n for k, n in zip(WORKERS, each, strict=True) if n} for each in answers))
+
+
+def match(index: PrefixIndex, names: Sequence[BlockName] = CHAIN, now_s: float = 0.0) -> Held:
+    return by_worker(index, index.match(lambda _: names, now_s=now_s))
 
 
 def test_only_leading_blocks_count() -> None:
@@ -106,10 +120,23 @@ def test_workers_of_one_pool_may_cut_their_blocks_differently() -> None:
     names = {SCHEME: CHAIN[:6], other: CHAIN[6:9]}
     index.store(WORKERS[0], CHAIN[:6])
     index.store(WORKERS[1], CHAIN[6:9])
-    cached = index.match(names.__getitem__, now_s=0.0)
+    cached = by_worker(index, index.match(names.__getitem__, now_s=0.0))
     assert cached.num_tokens == {WORKERS[0]: 24, WORKERS[1]: 24}
     index.scrub(WORKERS[1])
     assert set(index.schemes) == {SCHEME}
+
+
+def test_many_workers_that_hold_each_its_own_length_are_told_apart() -> None:
+    index = PrefixIndex()
+    keys = [WorkerKey(f"prefill-{number}", 1) for number in range(300)]
+    for number, key in enumerate(keys):
+        index.add_worker(key, limit=100, scheme=SCHEME)
+        index.store(key, CHAIN[: number % 13])
+        index.predict(key, CHAIN[: number % 7], now_s=0.0)
+    cached = index.match(lambda _: CHAIN, now_s=0.0)
+    slots = np.array([index.slot(key) for key in keys])
+    assert cached.confirmed(slots).tolist() == [4 * (n % 13) for n in range(300)]
+    assert cached.expected(slots).tolist() == [4 * max(n % 13, n % 7) for n in range(300)]
 
 
 def test_what_a_worker_tells_beyond_its_pool_is_not_kept() -> None:

@@ -166,7 +166,7 @@ class StreamMachine(RuleBasedStateMachine):
             assert index.num_entries(worker.key) == len(names)
             for name in names:
                 cached = index.match(lambda _, name=name: [name], now_s=0.0)  # type: ignore[misc]
-                assert cached.num_confirmed.get(worker.key) == SCHEME.block_size
+                assert cached.num_confirmed[index.slot(worker.key)] == SCHEME.block_size
 
 
 TestStateStream = StreamMachine.TestCase
