@@ -18,6 +18,7 @@ import os
 import random
 import statistics
 import time
+from array import array
 from collections.abc import Callable
 
 import numpy as np
@@ -97,11 +98,10 @@ def _print_decisions(num_workers: int, num_rounds: int) -> None:
         fleet.indexes[key.worker_id.partition("-")[0]].store(key, names)
     for label, prefixes in (("half known", HashedPrefixes()), ("nothing known", None)):
         parts: dict[str, list[float]] = {"all": [], "hash": [], "decide": [], "count": []}
-        # Made before, since that is the tokenizer's work, and no router is idle between two.
-        prompts = [
-            _prompt([*prefix, *_tokens(rng, NUM_TOKENS // 2)], prefixes) for _ in range(num_rounds)
-        ]
-        for prompt in prompts:
+        ends = [array("I", _tokens(rng, NUM_TOKENS // 2)) for _ in range(num_rounds)]
+        for end in ends:
+            # New objects, made right before in one go, as a tokenizer does.
+            prompt = _prompt([*prefix, *end], prefixes)
             _time_decision(fleet, chooser, prompt, parts)
         text = ", ".join(
             f"{name} {statistics.median(values) * 1e6:.0f} ({min(values) * 1e6:.0f})"

@@ -178,7 +178,7 @@ class CheapestPicker:
     """
 
     def __init__(self, rng: random.Random) -> None:
-        self._rng = np.random.default_rng(rng.getrandbits(64))
+        self._rng = rng
 
     def __call__(self, scored: ScoredChoices) -> Decision | None:
         """Pick; None when nothing may be taken."""
@@ -197,9 +197,9 @@ class CheapestPicker:
         )
 
     def _pick_near(self, scored: ScoredChoices, near: Rows) -> int:
-        rank = scored.loads(near)
-        rank += self._rng.random(len(near))
-        return int(near[rank.argmin()])
+        loads = scored.loads(near)
+        equals = near[loads == loads[loads.argmin()]]
+        return int(equals[int(self._rng.random() * len(equals))])
 
 
 FILTERS: Mapping[str, tuple[Filter, ...]] = {
