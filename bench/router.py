@@ -25,11 +25,10 @@ import numpy as np
 import psutil
 from relevo.v1 import common_pb2, state_pb2
 
-from engine.block_hash import BlockHash, hash_root, pack_tokens
+from engine.block_hash import BlockHash, hash_root, joined_hashes, pack_tokens
 from router.block_name import BlockName, BlockScheme
 from router.chooser import Chooser
 from router.fleet import Fleet
-from router.hashed_prefixes import HashedPrefixes
 from router.joint_scorer import JointCostScorer
 from router.policy import CheapestPicker, FilteredPolicy
 from router.prefix_index import PrefixIndex
@@ -67,6 +66,7 @@ def main() -> None:
 def _print_yardsticks() -> None:
     """What no router could go below, and how fast this machine is just now."""
     token_ids = _tokens(random.Random(1), NUM_TOKENS)
+    packed = pack_tokens(token_ids)
     block = bytes(32 + 4 * BLOCK_SIZE)  # a parent's digest and a block's tokens
     column = np.zeros(NUM_LINKS * 32)
     things: dict[str, Callable[[], object]] = {
@@ -74,6 +74,7 @@ def _print_yardsticks() -> None:
             hashlib.sha256(block).digest() for _ in range(256)
         ],
         "8,192 tokens to bytes": lambda: pack_tokens(token_ids),
+        "256 digests in a chain": lambda: joined_hashes(packed, block_size=BLOCK_SIZE, parent=ROOT),
         "100 numpy operations on 512 numbers": lambda: [np.maximum(column, 1) for _ in range(100)],
     }
     for name, do in things.items():
@@ -93,24 +94,19 @@ def _print_decisions(num_workers: int, num_rounds: int) -> None:
     )
     chooser = Chooser(fleet, policy, rng=rng, now=time.monotonic)
     prefix = _tokens(rng, NUM_TOKENS // 2)
-    names = _prompt(prefix, HashedPrefixes()).block_names(SCHEME)
+    names = _prompt(prefix).block_names(SCHEME)
     for key in list(fleet.states)[::4]:
         fleet.indexes[key.worker_id.partition("-")[0]].store(key, names)
-    for label, prefixes in (("half known", HashedPrefixes()), ("nothing known", None)):
-        parts: dict[str, list[float]] = {"all": [], "hash": [], "decide": [], "count": []}
-        ends = [array("I", _tokens(rng, NUM_TOKENS // 2)) for _ in range(num_rounds)]
-        for end in ends:
-            # New objects, made right before in one go, as a tokenizer does.
-            prompt = _prompt([*prefix, *end], prefixes)
-            _time_decision(fleet, chooser, prompt, parts)
-        text = ", ".join(
-            f"{name} {statistics.median(values) * 1e6:.0f} ({min(values) * 1e6:.0f})"
-            for name, values in parts.items()
-        )
-        print(
-            f"decision over {num_workers} workers, prompt {label} to the hasher, "
-            f"median (best) µs: {text}"
-        )
+    parts: dict[str, list[float]] = {"all": [], "hash": [], "decide": [], "count": []}
+    ends = [array("I", _tokens(rng, NUM_TOKENS // 2)) for _ in range(num_rounds)]
+    for end in ends:
+        # New objects, made right before in one go, as a tokenizer does.
+        _time_decision(fleet, chooser, _prompt([*prefix, *end]), parts)
+    text = ", ".join(
+        f"{name} {statistics.median(values) * 1e6:.0f} ({min(values) * 1e6:.0f})"
+        for name, values in parts.items()
+    )
+    print(f"decision over {num_workers} workers, median (best) µs: {text}")
 
 
 def _time_decision(
@@ -135,8 +131,8 @@ def _tokens(rng: random.Random, num_tokens: int) -> list[int]:
     return [rng.randrange(50_000) for _ in range(num_tokens)]
 
 
-def _prompt(token_ids: list[int], prefixes: HashedPrefixes | None) -> Prompt:
-    return Prompt(token_ids, cache_salt="", num_output_tokens=128, prefixes=prefixes)
+def _prompt(token_ids: list[int]) -> Prompt:
+    return Prompt(token_ids, cache_salt="", num_output_tokens=128)
 
 
 def make_fleet(num_workers: int, rng: random.Random) -> Fleet:

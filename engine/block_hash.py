@@ -2,8 +2,12 @@
 
 import hashlib
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
-from typing import NewType, cast
+from typing import NewType
+
+from engine.native.hash_chain import DIGEST_BYTES, load_hash_chain
 
 BlockHash = NewType("BlockHash", bytes)
 
@@ -56,22 +60,28 @@ def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
 
 def hash_blocks(token_ids: Sequence[int], *, block_size: int, root: BlockHash) -> list[BlockHash]:
     """Hashes of the full blocks of `token_ids`, first block first; a partial one has none."""
-    return hash_packed(pack_tokens(token_ids), block_size=block_size, parent=root)
+    joined = joined_hashes(pack_tokens(token_ids), block_size=block_size, parent=root)
+    return list(struct.unpack(f"{DIGEST_BYTES}s" * (len(joined) // DIGEST_BYTES), joined))
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Bytes of these tokens as they are hashed."""
-    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
-def hash_packed(packed: bytes, *, block_size: int, parent: BlockHash) -> list[BlockHash]:
-    """Hashes of the full blocks of packed tokens that follow `parent`; few calls for each."""
+def joined_hashes(packed: bytes, *, block_size: int, parent: BlockHash) -> bytes:
+    """Hashes of the full blocks of packed tokens that follow `parent`, one behind the other."""
     size = block_size * TOKEN_BYTES
-    num_blocks = len(packed) // size
+    hash_chain = load_hash_chain()
+    if hash_chain is not None and len(parent) == DIGEST_BYTES:
+        return hash_chain(parent, packed, size)
     # Cut in one go, and nothing called but the hash: a block costs little more than its digest.
-    blocks = struct.unpack_from(f"{size}s" * num_blocks, packed)
+    blocks = struct.unpack_from(f"{size}s" * (len(packed) // size), packed)
     sha256, last = hashlib.sha256, bytes(parent)
-    return cast(list[BlockHash], [last := sha256(last + block).digest() for block in blocks])
+    return b"".join([last := sha256(last + block).digest() for block in blocks])
 
 
 def _update_with_text(digest: "hashlib._Hash", text: str) -> None:

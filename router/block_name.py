@@ -28,5 +28,10 @@ def block_names(hashes: Collection[bytes]) -> list[BlockName]:
     """Names of digests, in order; ValueError unless each has 32 bytes."""
     if not {_DIGEST_BYTES}.issuperset(map(len, hashes)):
         raise ValueError(f"Got block hashes of other lengths but expected {_DIGEST_BYTES} bytes")
-    words = np.frombuffer(b"".join(hashes), dtype="<u8")[:: _DIGEST_BYTES // 8]
+    return names_of_joined(b"".join(hashes))
+
+
+def names_of_joined(hashes: bytes) -> list[BlockName]:
+    """Names of digests that stand one behind the other."""
+    words = np.frombuffer(hashes, dtype="<u8")[:: _DIGEST_BYTES // 8]
     return cast(list[BlockName], (words >> _SPARE_BITS).tolist())

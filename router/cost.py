@@ -10,7 +10,6 @@ handed over follows from nothing else. All rates come from the workers' own repo
 Here it is for one choice, term by term. `router/totals.py` has its total for all choices at once.
 """
 
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
@@ -22,8 +21,7 @@ HARM_WEIGHT = 1.0  # a second added to another stream is worth a second of ours
 AFFINITY_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(NamedTuple):
     """What one request asks of its workers."""
 
     num_tokens: int  # prompt and replayed output

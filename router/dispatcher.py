@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from router.chooser import Chooser, Pick
 from router.config import RouterConfig
 from router.errors import NeverFits, NoWorkers, QueueFull, RequestTimeout
-from router.hashed_prefixes import HashedPrefixes
 from router.joint_scorer import JointCostScorer
 from router.policy import CheapestPicker, Decision, FilteredPolicy, has_choice
 from router.prompt import Prompt
@@ -77,7 +76,6 @@ class Dispatcher:
         self._queue: WaitingQueue[Pick] = WaitingQueue(
             limit=self.max_waiting, expected_turn_s=self._expected_turn_s, now=now
         )
-        self.prefixes = HashedPrefixes()
         self._typical = TypicalOutput()
         self.expected_tokens = self._typical.expected_tokens
         self._mean_service_s = FIRST_MEAN_SERVICE_S

@@ -3,7 +3,6 @@
 Totals come from columns of numbers, all at once; the terms of a choice from its two workers' views.
 """
 
-from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -23,7 +22,7 @@ class JointCostScorer:
         """Return all choices, what may not be taken among them."""
         pools = candidates.pools
         tables, links = pools.tables, pools.links
-        need = replace(request.need, num_kept_waiting=_mean_prompts_ahead(tables[PREFILL]))
+        need = request.need(_mean_prompts_ahead(tables[PREFILL]))
         decode = _side(request, candidates, DECODE)
         wait_s, base_s = decode_totals(need, decode)
         totals_s = np.empty(links.shape)

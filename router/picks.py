@@ -43,13 +43,8 @@ class Picks:
         """All of them together."""
         if not self._picks:
             return NOTHING_PENDING
-        parts = [pick.pending for pick in self._picks.values()]
-        return Pending(
-            num_requests=sum(part.num_requests for part in parts),
-            num_tokens=sum(part.num_tokens for part in parts),
-            num_bytes=sum(part.num_bytes for part in parts),
-            num_kv_tokens=sum(part.num_kv_tokens for part in parts),
-        )
+        columns = zip(*(pick.pending for pick in self._picks.values()), strict=True)
+        return Pending(*map(sum, columns))
 
     def __len__(self) -> int:
         return len(self._picks)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,13 +30,13 @@ class RouteRequest:
     excluded: Collection[WorkerKey] = frozenset()  # avoided while anyone else can do it
     session_workers: Collection[WorkerKey] = frozenset()  # where its session belongs; none: no hint
 
-    @property
-    def need(self) -> Need:
-        """What it asks of any worker."""
+    def need(self, num_kept_waiting: float = 0.0) -> Need:
+        """What it asks of any worker, while so many prompts wait on each."""
         return Need(
             num_tokens=self.num_tokens,
             num_output_tokens=self.num_output_tokens,
             num_choices=self.num_choices,
+            num_kept_waiting=num_kept_waiting,
         )
 
 
@@ -183,13 +184,18 @@ class CheapestPicker:
     def __call__(self, scored: ScoredChoices) -> Decision | None:
         """Pick; None when nothing may be taken."""
         totals_s = scored.totals_s
-        if not len(totals_s) or (best_s := totals_s[totals_s.argmin()]) == np.inf:
+        if not len(totals_s):
+            return None
+        chosen = int(totals_s.argmin())
+        best_s = totals_s.item(chosen)
+        if best_s == inf:
             return None
         near = (totals_s <= best_s * (1 + TIE_SHARE) + TIE_S).nonzero()[0]
-        chosen = int(near[0] if len(near) == 1 else self._pick_near(scored, near))
-        num_choices = int(np.count_nonzero(totals_s != np.inf))
+        if len(near) > 1:
+            chosen = self._pick_near(scored, near)
+        num_choices = int(np.count_nonzero(totals_s != inf))
         others_s = totals_s.copy()
-        others_s[chosen] = np.inf
+        others_s[chosen] = inf
         return Decision(
             chosen=scored.entry(chosen),
             next_best=scored.entry(int(others_s.argmin())) if num_choices > 1 else None,

@@ -179,14 +179,14 @@ class PrefixIndex:
     def _match(self, names: Sequence[BlockName], block_size: int, cached: CachedTokens) -> None:
         """Walk along the prompt; who does not hold a block of it is out from there on."""
         held = map(self._holders.get, names, repeat(0))
-        soon, before = self._predictions.of(names)
         last: tuple[int, int, int] | None = None
         told = alive = 0
         depth = -1
-        for depth, (holders, young, old) in enumerate(zip(held, soon, before, strict=True)):
+        for depth, bitmaps in enumerate(zip(held, *self._predictions.of(names), strict=True)):
             # Blocks of one prompt mostly have the same holders.
-            if last is not None and holders is last[0] and young is last[1] and old is last[2]:
+            if bitmaps == last:
                 continue
+            holders, young, old = bitmaps
             if last is None:
                 told, alive = holders, holders | young | old
             else:
@@ -195,7 +195,7 @@ class PrefixIndex:
                 alive = _keep(alive, holders | young | old, num_tokens, cached.num_tokens)
             if not alive:
                 return
-            last = holders, young, old
+            last = bitmaps
         _note(told, (depth + 1) * block_size, cached.num_confirmed)
         _note(alive, (depth + 1) * block_size, cached.num_tokens)
 

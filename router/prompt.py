@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from engine.block_hash import salted_root
-from router.block_name import BlockName, BlockScheme
-from router.hashed_prefixes import HashedPrefixes
+from engine.block_hash import joined_hashes, pack_tokens, salted_root
+from router.block_name import BlockName, BlockScheme, names_of_joined
 
 
 class Prompt:
     """Hashes on demand, once for each way the workers cut and name their blocks."""
 
-    def __init__(  # noqa: PLR0913 - what routing has to know of one
+    def __init__(
         self,
         token_ids: Sequence[int],
         *,
@@ -19,7 +18,6 @@ class Prompt:
         num_choices: int = 1,
         session_key: str = "",
         skips_cache: bool = False,
-        prefixes: HashedPrefixes | None = None,  # of earlier prompts
     ) -> None:
         self.token_ids = token_ids
         self.num_output_tokens = num_output_tokens  # expected still to come
@@ -27,7 +25,6 @@ class Prompt:
         self.session_key = session_key
         self.skips_cache = skips_cache  # every token of it must be computed, cached or not
         self._cache_salt = cache_salt
-        self._prefixes = prefixes or HashedPrefixes()
         self._names: dict[BlockScheme, list[BlockName]] = {}
 
     def __len__(self) -> int:
@@ -37,5 +34,7 @@ class Prompt:
         """Names of its full blocks, in order."""
         if scheme not in self._names:
             root = salted_root(scheme.hash_root, self._cache_salt)
-            self._names[scheme] = self._prefixes.names(self.token_ids, scheme, root=root)
+            packed = pack_tokens(self.token_ids)
+            hashes = joined_hashes(packed, block_size=scheme.block_size, parent=root)
+            self._names[scheme] = names_of_joined(hashes)
         return self._names[scheme]

@@ -180,7 +180,6 @@ class RequestRun:
             num_choices=max(len(self._going_on()), 1),
             session_key=self._request.session_key,
             skips_cache=any(each.lacks_prompt_logprobs for each in self._going_on()),
-            prefixes=dispatcher.prefixes,
         )
         start_ns, started_at_s = time.time_ns(), self._services.now()
         route = await dispatcher.choose(

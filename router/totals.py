@@ -9,8 +9,8 @@ A few dozen array operations, whatever the number of workers; those on links are
 term is kept: who is chosen is costed again, by itself. What may not be taken costs infinitely much.
 """
 
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from router.cost import AFFINITY_SHARE, HARM_WEIGHT, Need
 from router.pools import NOBODY, Columns, Floats, LinkTable, Mask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(NamedTuple):
     """The workers of one pool as one request sees them."""
 
     columns: Columns

@@ -41,8 +41,7 @@ class LinkView(NamedTuple):
         return 1.0 / (self.bandwidth_bytes_per_s or UNMEASURED_BYTES_PER_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class Pending(NamedTuple):
     """Own picks that the worker's last report cannot know yet."""
 
     num_requests: int = 0

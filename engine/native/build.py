@@ -1,7 +1,7 @@
-"""Builds the library: `python -m engine.native.build [LEVEL …]`, half a minute, once.
+"""Builds the libraries: `python -m engine.native.build [LEVEL …]`, half a minute, once.
 
 For this CPU, or for every CPU of a level such as x86-64-v3, which an image needs. No compiler is no
-error: the engine then runs on torch's own operations.
+error: the engine then runs on torch's own operations, and hashes are made one by one.
 """
 
 import logging
@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from torch.utils import cpp_extension
 
+from engine.native import hash_chain
 from engine.native.library_file import (
     LEVELS,
     NATIVE,
@@ -31,14 +33,26 @@ logger = logging.getLogger(__name__)
 _LIBRARIES = ("-ltorch_cpu", "-lc10")
 
 
+def build_hash_chain() -> Path:
+    """The file of `hash_chain.cc`, built unless it is there; raises as `build_library`."""
+    path = hash_chain.chain_path()
+    if path.exists():
+        return path
+    compiler = _find_compiler()
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        linked, source = Path(folder) / path.name, str(hash_chain.SOURCE)
+        _run([compiler, *hash_chain.COMPILE_FLAGS, "-shared", source, "-o", str(linked)])
+        linked.replace(path)
+    return path
+
+
 def build_library(level: str = NATIVE) -> Path:
     """The library's file, built unless it is there; OSError or CalledProcessError if that fails."""
     path = library_path(level)
     if path.exists():
         return path
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise FileNotFoundError("no C++ compiler on this machine")
+    compiler = _find_compiler()
     path.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         sources = sorted(SOURCES.glob("*.cpp"))
@@ -60,6 +74,13 @@ def build_library(level: str = NATIVE) -> Path:
     return path
 
 
+def _find_compiler() -> str:
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler on this machine")
+    return compiler
+
+
 def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
@@ -70,15 +91,23 @@ def main(levels: Sequence[str]) -> int:
     if unknown := set(levels) - set(LEVELS):
         logger.error("got the levels %s but expected some of %s", unknown, list(LEVELS))
         return 2
+    _try(build_hash_chain, "compiled hashes of blocks", "they are made one by one")
+    are_built = [
+        _try(partial(build_library, level), "compiled attention", "torch's own serves")
+        for level in levels or [NATIVE]
+    ]
+    return 1 if levels and not all(are_built) else 0
+
+
+def _try(build: Callable[[], Path], what: str, otherwise: str) -> bool:
     try:
-        for level in levels or [NATIVE]:
-            logger.info("compiled attention: %s", build_library(level).name)
+        logger.info("%s: %s", what, build().name)
     except (OSError, subprocess.CalledProcessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         reason = next((line for line in lines if "error" in line), lines[-1])
-        logger.info("no compiled attention, torch's own serves: %s", reason)
-        return 1 if levels else 0
-    return 0
+        logger.info("no %s, %s: %s", what, otherwise, reason)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,7 +116,7 @@ def test_a_prompt_harms_those_that_wait_for_room_too() -> None:
 
 
 def test_what_is_computed_keeps_those_waiting_that_come_behind() -> None:
-    crowded = replace(NEED, num_kept_waiting=2.0)
+    crowded = NEED._replace(num_kept_waiting=2.0)
     part = decode_part(crowded, decode(), num_cached=0)
     costs = [
         full_pair_cost(crowded, prefill(), decode(), LINK, part, num_cached_prefill=cached)

@@ -210,11 +210,11 @@ def test_the_sessions_workers_win_among_equals_and_not_over_a_queue() -> None:
 
 
 def every_cost(feeders: Sequence[WorkerView], takers: Sequence[WorkerView]) -> list[float]:
-    parts = [decode_part(REQUEST.need, taker, num_cached=0) for taker in takers]
+    parts = [decode_part(REQUEST.need(), taker, num_cached=0) for taker in takers]
     entries = list(zip(takers, parts, strict=True))
-    costs = [local_cost(REQUEST.need, taker, part) for taker, part in entries]
+    costs = [local_cost(REQUEST.need(), taker, part) for taker, part in entries]
     costs += [
-        pair_cost(REQUEST.need, feeder, taker, taker.links[feeder.key], part)
+        pair_cost(REQUEST.need(), feeder, taker, taker.links[feeder.key], part)
         for taker, part in entries
         for feeder in feeders
         if feeder.key in taker.links

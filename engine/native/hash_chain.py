@@ -1,0 +1,53 @@
+"""A prompt's chain of digests in one call: where the compiled function lies, and loading it.
+
+It needs neither torch nor a server, so that routers have it too. Without it, and on CPUs that have
+no instructions for SHA-256, `engine/block_hash.py` makes the same digests one by one.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from engine.native.library_file import cpu_flags
+
+SOURCE = Path(__file__).with_suffix(".cc")  # not .cpp: no part of the library that needs torch
+# Any CPU with these instructions runs it, wherever it was built.
+COMPILE_FLAGS = ("-std=c++20", "-O3", "-msha", "-msse4.1", "-fPIC", "-fvisibility=hidden")
+CPU_FLAGS = frozenset(("sha_ni", "ssse3", "sse4_1"))  # as Linux says it
+DIGEST_BYTES = 32
+PADDING_BYTES = 72  # at most, behind a block
+
+# (parent, bytes of whole blocks, bytes of one) -> their digests, one behind the other
+HashChain = Callable[[bytes, bytes, int], bytes]
+
+
+def chain_path() -> Path:
+    """The file for this source."""
+    key = hashlib.sha256(SOURCE.read_bytes())
+    key.update(" ".join(COMPILE_FLAGS).encode())
+    return SOURCE.parent / "built" / f"hash-chain-{key.hexdigest()[:16]}.so"
+
+
+@cache
+def load_hash_chain() -> HashChain | None:
+    """The function; None where it was not built or cannot run."""
+    path = chain_path()
+    if not path.exists() or not set(cpu_flags().split()) >= CPU_FLAGS:
+        return None
+    # It takes some 40 us: giving the interpreter away meanwhile could cost more to get it back.
+    compiled = ctypes.PyDLL(str(path)).relevo_hash_chain
+    compiled.restype = None
+    text, size = ctypes.c_char_p, ctypes.c_size_t
+    compiled.argtypes = (text, text, size, size, text, text)
+
+    def hash_chain(parent: bytes, packed: bytes, block_bytes: int) -> bytes:
+        assert len(parent) == DIGEST_BYTES
+        num_blocks = len(packed) // block_bytes
+        scratch = ctypes.create_string_buffer(DIGEST_BYTES + block_bytes + PADDING_BYTES)
+        digests = ctypes.create_string_buffer(max(num_blocks * DIGEST_BYTES, 1))
+        compiled(parent, packed, block_bytes, num_blocks, scratch, digests)
+        return digests.raw[: num_blocks * DIGEST_BYTES]
+
+    return hash_chain

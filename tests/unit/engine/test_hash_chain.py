@@ -1,0 +1,74 @@
+"""The compiled chain of digests is hashlib's, whatever is hashed."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import block_hash
+from engine.block_hash import BlockHash, hash_blocks, joined_hashes
+from engine.native.hash_chain import CPU_FLAGS, load_hash_chain
+from engine.native.library_file import cpu_flags
+
+HAS_SHA = set(cpu_flags().split()) >= CPU_FLAGS
+PARENT = hashlib.sha256(b"parent").digest()
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("c++") is None or not HAS_SHA, reason="no C++ compiler, or no SHA instructions"
+)
+
+
+@pytest.fixture(autouse=True)
+def library() -> None:
+    assert load_hash_chain(), "make setup builds it"
+
+
+def one_by_one(parent: bytes, packed: bytes, size: int) -> bytes:
+    digests, last = b"", parent
+    for start in range(0, len(packed) - size + 1, size):
+        last = hashlib.sha256(last + packed[start : start + size]).digest()
+        digests += last
+    return digests
+
+
+def test_each_size_of_block_is_padded_rightly() -> None:
+    for num_tokens in range(1, 150):
+        packed = os.urandom(3 * 4 * num_tokens + 3)
+        found = joined_hashes(packed, block_size=num_tokens, parent=BlockHash(PARENT))
+        assert found == one_by_one(PARENT, packed, 4 * num_tokens), num_tokens
+        assert len(found) == 3 * 32
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(max_size=700), st.integers(1, 40))
+def test_any_chain_is_that_of_hashlib(parent: bytes, packed: bytes, block_size: int) -> None:
+    found = joined_hashes(packed, block_size=block_size, parent=BlockHash(parent))
+    assert found == one_by_one(parent, packed, 4 * block_size)
+
+
+@pytest.mark.parametrize("root", [b"", b"short", bytes(33)])
+def test_a_root_of_another_length_is_hashed_whole(root: bytes) -> None:
+    packed = bytes(range(32))
+    found = joined_hashes(packed, block_size=4, parent=BlockHash(root))
+    assert found == one_by_one(root, packed, 16)
+
+
+def test_without_the_library_the_digests_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = list(range(300))
+    compiled = hash_blocks(tokens, block_size=16, root=BlockHash(PARENT))
+    monkeypatch.setattr(block_hash, "load_hash_chain", lambda: None)
+    assert hash_blocks(tokens, block_size=16, root=BlockHash(PARENT)) == compiled
+    assert len(compiled) == 18
+
+
+def test_a_cpu_without_the_instructions_runs_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.native.hash_chain.cpu_flags", lambda: "fpu ssse3 sse4_1 avx2")
+    assert load_hash_chain.__wrapped__() is None
+
+
+def test_no_library_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("engine.native.hash_chain.chain_path", lambda: tmp_path / "none.so")
+    assert load_hash_chain.__wrapped__() is None
