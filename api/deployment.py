@@ -17,6 +17,7 @@ from api.ingress import Ingress
 from router.config import RouterConfig
 from router.discovery import Discovery
 from router.router import Router
+from router.scaling.config import ScalingConfig
 from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.token import read_token
@@ -33,6 +34,8 @@ class IngressSettings:
     ingress: IngressConfig
     model: ModelConfig
     router: RouterConfig
+    scaling: ScalingConfig
+    placement: Sequence[str]  # why the workers run where they do, a line each
     rpc: RpcConfig
     telemetry: TelemetryConfig
     token_file: str
@@ -59,6 +62,8 @@ class IngressReplica:
             settings.make_discovery(workers),
             self._channels,
             ingress_id=self._name,
+            scaling=settings.scaling,
+            placement=settings.placement,
             metrics=metrics,
             now=time.monotonic,
         )
@@ -78,6 +83,13 @@ class IngressReplica:
         """The body of /v1/status and our last line of statistics, for who started the cluster."""
         number, line = (0, "") if self._ingress is None else self._ingress.stats
         return self._router.status() | {"stats": {"of": self._name, "number": number, "line": line}}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """How many workers each pool should have, by the pool's name; Serve asks for it.
+
+        Asked where a pool grows and shrinks, about once a second; empty while it is not known.
+        """
+        return {pool: float(target) for pool, target in self._router.scale().items()}
 
     def __repr__(self) -> str:
         return self._name

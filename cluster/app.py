@@ -6,7 +6,7 @@ not read here: what Serve is given is the whole truth.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from ray.serve import Application, Deployment
 from ray.serve.schema import LoggingConfig
 
 from api.deployment import IngressReplica, IngressSettings
-from cluster import rooms
+from cluster import rooms, worker_name
 from cluster.actor_name import ActorName
+from cluster.autoscaling import ingress_options, pool_options
 from cluster.config import ClusterConfig, PoolSection, config_from_args
 from cluster.discovery import ServeDiscovery
 from cluster.model_source import front_directory
+from cluster.placement_plan import Node, PoolPlace, plan_placement
 from cluster.ray_metrics import with_ray_sink
 from cluster.releases import digest_of
 from decode_workers.deployment import DecodeWorkerReplica
@@ -41,24 +43,30 @@ def build_app(args: Mapping[str, Any]) -> Application:
     asked = config_from_args(args)
     config = _with_token(rooms.with_absolute_paths(asked))
     rooms.check(config)
-    num_threads = rooms.threads_per_engine(config, node_cpus=_node_cpus())
+    nodes = ray_nodes()
+    num_threads = rooms.threads_per_engine(config, node_cpus=[node.num_cpus for node in nodes])
+    plan = plan_placement(nodes, rooms.pool_needs(config), reach=config.kv_transfer.reach)
     pools = []
     if config.prefill.replicas:
         prefill = rooms.prefill_worker_config(config, num_threads=num_threads)
-        deployment = _workers("PrefillWorker", PrefillWorkerReplica, config.prefill)
-        pools.append(deployment.bind(ActorName("prefill"), prefill, with_ray_sink))
+        place = plan.pools["prefill"]
+        pools.append(_workers("prefill", PrefillWorkerReplica, config.prefill, place, prefill))
     decode = rooms.decode_worker_config(config, num_threads=num_threads)
-    deployment = _workers("DecodeWorker", DecodeWorkerReplica, config.decode)
-    pools.append(deployment.bind(ActorName("decode"), decode, with_ray_sink))
-    settings = _ingress_settings(config, digest_of(asked))
+    place = plan.pools["decode"]
+    pools.append(_workers("decode", DecodeWorkerReplica, config.decode, place, decode))
+    settings = _ingress_settings(config, digest_of(asked), plan.reasons)
     return _ingress(config).bind(ActorName("ingress"), settings, *pools)
 
 
-def _ingress_settings(config: ClusterConfig, config_digest: str) -> IngressSettings:
+def _ingress_settings(
+    config: ClusterConfig, config_digest: str, placement: Sequence[str]
+) -> IngressSettings:
     return IngressSettings(
         ingress=replace(rooms.ingress_config(config), config_digest=config_digest),
         model=rooms.model_config(config, created=int(time.time())),
         router=config.router,
+        scaling=config.scaling,
+        placement=placement,
         rpc=config.rpc,
         telemetry=config.telemetry,
         token_file=config.cluster.token_file,
@@ -73,7 +81,7 @@ def _ingress(config: ClusterConfig) -> Deployment:
     return _deployment(
         "Ingress",
         IngressReplica,
-        num_replicas=replicas,
+        **ingress_options(replicas, is_scaling=config.scaling.is_on),
         # All listen on the same ports.
         max_replicas_per_node=1 if replicas > 1 else None,
         graceful_shutdown_timeout_s=rooms.ingress_config(config).drain_s + SHUTDOWN_SPARE_S,
@@ -81,18 +89,23 @@ def _ingress(config: ClusterConfig) -> Deployment:
     )
 
 
-def _workers(name: str, replica: type, pool: PoolSection) -> Deployment:
-    return _deployment(
-        name,
+def _workers(
+    name: str, replica: type, pool: PoolSection, place: PoolPlace, worker_config: object
+) -> Application:
+    deployment = _deployment(
+        f"{name.capitalize()}Worker",
         replica,
-        num_replicas=pool.replicas,
+        **pool_options(name, pool.replicas, pool.autoscaling),
+        max_replicas_per_node=place.max_per_node,
         graceful_shutdown_timeout_s=pool.drain_s + SHUTDOWN_SPARE_S,
         ray_actor_options={
             "num_cpus": pool.num_cpus,
             "num_gpus": pool.num_gpus,
-            **_where(pool.node_labels),
+            **_where(place.node_labels),
         },
     )
+    name_worker = worker_name.ranked if pool.autoscaling is None else worker_name.unique
+    return deployment.bind(ActorName(name), worker_config, with_ray_sink, name_worker)
 
 
 def _where(node_labels: Mapping[str, str]) -> dict[str, Any]:
@@ -123,8 +136,18 @@ def _with_token(config: ClusterConfig) -> ClusterConfig:
     return config.model_copy(update={"cluster": cluster})
 
 
-def _node_cpus() -> list[float]:
+def ray_nodes() -> list[Node]:
+    """The nodes of the Ray cluster that are alive; none where there is no connection to one."""
     if not ray.is_initialized():
         return []
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["Resources"].get("CPU", 1.0) for node in nodes if node["Alive"]]
+    return [
+        Node(
+            node_id=node["NodeID"],
+            num_cpus=node["Resources"].get("CPU", 0.0),
+            num_gpus=node["Resources"].get("GPU", 0.0),
+            labels=node["Labels"],
+        )
+        for node in nodes
+        if node["Alive"]
+    ]

@@ -34,6 +34,12 @@ def sim(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
         bool,
         typer.Option("--search-split", help="Find the best split of these workers instead."),
     ] = False,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale", help="Let both pools grow from 1 to these workers; cost and goodput."
+        ),
+    ] = False,
     requests: Annotated[int, typer.Option(min=0, help="Only so many; 0: all.")] = 0,
     hardware: Annotated[
         str, typer.Option(help="a100, h100, h200, or a JSON file of measured values.")
@@ -72,6 +78,7 @@ def sim(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
         prefill=prefill,
         decode=decode,
         search_split=search_split,
+        autoscale=autoscale,
         rate=rate,
         load=load,
         policies=policy or [],

@@ -22,6 +22,7 @@ from cluster.config_sources import (
 from cluster.model_source import DEMO_MODEL_PATH
 from kv_transfer.config import KVTransferConfig
 from router.config import RouterConfig
+from router.scaling.config import DecodeScaling, PoolScaling, PrefillScaling, ScalingConfig
 from rpc.config import RpcConfig
 from telemetry.config import TelemetryConfig
 
@@ -77,12 +78,35 @@ class PoolSection(_Section):
     drain_s: float = Field(default=30.0, ge=0)  # what running streams get when a worker stops
     node_labels: NodeLabels = {}  # Ray's labels a node must carry to get one
     engine: EngineOverrides = EngineOverrides()
+    autoscaling: PoolScaling | None = None  # null = always `replicas` workers
+
+    @property
+    def most_replicas(self) -> int:
+        """How many there may be at once."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.max
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        scaling = self.autoscaling
+        if scaling is not None and not scaling.min <= self.replicas <= scaling.max:
+            raise ValueError(
+                f"replicas is {self.replicas}, the number to start with, but"
+                f" autoscaling.min is {scaling.min} and autoscaling.max {scaling.max}"
+            )
+        return self
+
+
+class PrefillSection(PoolSection):
+    """The prefill pool."""
+
+    autoscaling: PrefillScaling | None = None
 
 
 class DecodeSection(PoolSection):
     """The decode pool: without one nothing can be served."""
 
     replicas: int = Field(default=1, ge=1)
+    autoscaling: DecodeScaling | None = None
 
 
 class ClusterSection(_Section):
@@ -113,7 +137,7 @@ class ClusterConfig(_Section):
 
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
-    prefill: PoolSection = PoolSection()  # replicas 0 = aggregated
+    prefill: PrefillSection = PrefillSection()  # replicas 0 = aggregated
     decode: DecodeSection = DecodeSection()
     router: RouterConfig = RouterConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
@@ -135,6 +159,11 @@ class ClusterConfig(_Section):
         if self.ingress.tenant_cache_salt and not self.ingress.api_keys_file:
             raise ValueError("ingress.tenant_cache_salt needs ingress.api_keys_file")
         return self
+
+    @property
+    def scaling(self) -> ScalingConfig:
+        """What of it the router decides by."""
+        return ScalingConfig(prefill=self.prefill.autoscaling, decode=self.decode.autoscaling)
 
     @property
     def is_local(self) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from rpc.start_clock import describe_parts
+
 _MIB = 1024 * 1024
 
 
@@ -21,7 +23,7 @@ class Progress:
     def say(self, phase: str, text: str) -> None:
         """Write one line."""
         elapsed_s = self._now() - self._started_s
-        line = Text.assemble((f"{elapsed_s:6.1f} s  ", "dim"), (f"{phase:<11}", "bold"), text)
+        line = Text.assemble((f"{elapsed_s:6.1f} s  ", "dim"), (f"{phase:<10} ", "bold"), text)
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def show(self, rows: Mapping[str, str], *, footer: str) -> None:
@@ -45,11 +47,15 @@ class WorkerWatch:
     def update(self, status: Mapping[str, Any]) -> None:
         """Say what is new in this status."""
         self._tell_stats(status.get("stats") or {})
+        for pool, scaling in status.get("scaling", {}).items():
+            line = f"{scaling['target']} worker(s): {scaling['reason']}"
+            self._tell(f"scaling {pool}", pool, line)
         for worker in status.get("workers", ()):
-            self._tell(worker["id"], _worker_line(worker))
+            self._tell(worker["id"], worker["id"], _worker_line(worker))
             # The decode side owns a link; the prefill side repeats it.
             for link in worker.get("links", ()) if worker["pool"] == "decode" else ():
-                self._tell(f"{worker['id']} ← {link['peer']}", _link_line(link), phase=worker["id"])
+                pair = f"link {worker['id']} ← {link['peer']}"
+                self._tell(pair, worker["id"], f"{pair}: {_link_line(link)}")
 
     def _tell_stats(self, stats: Mapping[str, Any]) -> None:
         name, number = stats.get("of", ""), stats.get("number", 0)
@@ -57,10 +63,10 @@ class WorkerWatch:
             self._num_stats[name] = number
             self._say("stats", stats["line"])
 
-    def _tell(self, key: str, line: str, *, phase: str = "") -> None:
-        if self._seen.get(key) != line:
-            self._seen[key] = line
-            self._say(phase or key, f"link {key}: {line}" if phase else line)
+    def _tell(self, subject: str, phase: str, line: str) -> None:
+        if self._seen.get(subject) != line:
+            self._seen[subject] = line
+            self._say(phase, line)
 
 
 def _worker_line(worker: Mapping[str, Any]) -> str:
@@ -73,6 +79,8 @@ def _worker_line(worker: Mapping[str, Any]) -> str:
         facts.append(f"{kv['total']} KV blocks{size}")
     if memory:
         facts.append(f"room for {memory['max_concurrency']} longest requests")
+    if parts_s := worker.get("start_s"):
+        facts.append(f"started in {describe_parts(parts_s)}")
     return f"{worker['state']} ({', '.join(facts)})"
 
 

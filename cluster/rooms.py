@@ -9,6 +9,7 @@ from cluster.config import ClusterConfig, PoolSection
 from cluster.config_sources import ConfigError
 from cluster.model_source import revision_of
 from cluster.placement import Demand
+from cluster.placement_plan import PoolNeed
 from decode_workers.config import DecodeWorkerConfig
 from engine.config import EngineConfig
 from prefill_workers.config import PrefillWorkerConfig
@@ -91,7 +92,7 @@ def check(config: ClusterConfig) -> None:
 
 def threads_per_engine(config: ClusterConfig, *, node_cpus: list[float]) -> int:
     """Cores of the smallest node, shared by the engines that one node gets; at least 1."""
-    engines = config.prefill.replicas + config.decode.replicas
+    engines = config.prefill.most_replicas + config.decode.most_replicas
     engines_per_node = -(-engines // max(1, len(node_cpus)))
     return max(1, int(min(node_cpus, default=1.0)) // engines_per_node)
 
@@ -119,6 +120,21 @@ def demands(config: ClusterConfig) -> list[Demand]:
         for rank in range(config.ingress.replicas)
     ]
     return ingresses + workers
+
+
+def pool_needs(config: ClusterConfig) -> list[PoolNeed]:
+    """Both pools, as large as they may become."""
+    pools = (("prefill", config.prefill), ("decode", config.decode))
+    return [
+        PoolNeed(
+            name=name,
+            num_workers=pool.most_replicas,
+            num_cpus=pool.num_cpus,
+            num_gpus=pool.num_gpus,
+            node_labels=pool.node_labels,
+        )
+        for name, pool in pools
+    ]
 
 
 def with_absolute_paths(config: ClusterConfig) -> ClusterConfig:

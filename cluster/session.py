@@ -18,9 +18,10 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 from ray.util import list_named_actors
 
 from cluster import rooms
-from cluster.app import build_app
+from cluster.app import build_app, ray_nodes
 from cluster.config import ClusterConfig
 from cluster.placement import unplaceable
+from cluster.placement_plan import plan_placement
 from cluster.progress import WorkerWatch
 from cluster.start_error import StartError
 from cluster.worker_logs import WorkerLogs
@@ -126,6 +127,10 @@ class Session:
             raise StartError(f"this machine cannot hold every replica: {'; '.join(missing)}")
         for line in missing:
             self._say("placement", f"{line}; waiting for it")
+        pools = rooms.pool_needs(self.config)
+        plan = plan_placement(ray_nodes(), pools, reach=self.config.kv_transfer.reach)
+        for line in plan.reasons:
+            self._say("placement", line)
 
     def deploy(self) -> None:
         """Hand the application to Serve, without waiting for it."""

@@ -20,6 +20,8 @@ COLORS = {
 }
 BLOCK_STATES = ("free", "cached", "used", "held", "quarantined")
 COLUMNS = ("worker", "state", "pid", "running", "waiting", "moving", "pulse", "KV blocks", "memory")
+LINK_COLUMNS = ("decode", "prefill", "state", "backend", "goes", "generation", "reason")
+DISTANCES = {"node": "on its node", "zone": "in its zone", "any": "to another zone"}
 PLAIN_WIDTH = 180  # of a pipe, which has none
 _MIB = 1024 * 1024
 
@@ -49,13 +51,27 @@ def _show(status: Mapping[str, Any]) -> None:
     for worker in status["workers"]:
         workers.add_row(*_worker_row(worker))
     console.print(workers)
-    links = Table("decode", "prefill", "state", "backend", "generation", "reason", title="Links")
+    for line in status.get("placement", ()):
+        console.print(escape(line), highlight=False)
+    for pool, scaling in status.get("scaling", {}).items():
+        console.print(_scaling_line(pool, scaling), highlight=False)
+    links = Table(*LINK_COLUMNS, title="Links")
     for worker in status["workers"]:
         if worker["pool"] == "decode":  # the decode side owns the link; the other repeats it
             for link in worker.get("links", ()):
                 links.add_row(*_link_row(worker["id"], link))
     if links.row_count:
         console.print(links)
+
+
+def _scaling_line(pool: str, scaling: Mapping[str, Any]) -> str:
+    """How many there should be, why, and what speaks now."""
+    bounds = f"{scaling['min']} to {scaling['max']}"
+    line = (
+        f"[bold]{pool}[/] {scaling['serving']} of {scaling['target']} workers ({bounds})"
+        f" for {scaling['since_s']:.0f} s: {escape(scaling['reason'])}"
+    )
+    return f"{line}; now {scaling['demand']:g}: {escape(scaling['signal'])}"
 
 
 def _worker_row(worker: Mapping[str, Any]) -> list[str]:
@@ -89,6 +105,7 @@ def _link_row(worker_id: str, link: Mapping[str, Any]) -> list[str]:
         link["peer"],
         colored(link["state"]),
         link.get("backend", ""),
+        DISTANCES.get(link.get("distance", ""), ""),
         str(link.get("generation", "")),
         escape(link.get("reason", "")),
     ]

@@ -13,6 +13,7 @@ from engine.request import RequestOutput
 from grammar.library import GrammarLibrary
 from kv_transfer.control import PeerInfo, WorkerRef
 from kv_transfer.link_dialer import LinkDialer
+from kv_transfer.place import Place
 from rpc import engine_request
 from rpc.errors import InvalidRequestError
 from rpc.grammar_message import attach_grammar
@@ -41,7 +42,7 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
             PeerInfo(
                 worker=from_message(WorkerRef, peer.worker),
                 address=peer.address,
-                node_id=peer.node_id,
+                place=Place(peer.node_id, peer.zone),
             )
             for peer in request.prefill_workers
         ]

@@ -65,6 +65,7 @@ class Engine:
         )
         self.rates = Rates()
         self.predicted_step_s = 0.0  # of the step that runs; other threads may read it
+        self._num_computed_tokens = 0  # of prompts
         self._pool = BlockPool(num_blocks)
         self._scheduler = Scheduler(
             self._pool,
@@ -206,9 +207,11 @@ class Engine:
             has_failed=has_failed,
         )
         if not has_failed:
+            num_chunk_tokens = stats.num_tokens - stats.num_decodes
+            self._num_computed_tokens += num_chunk_tokens
             self.rates.observe(
                 num_decodes=stats.num_decodes,
-                num_chunk_tokens=stats.num_tokens - stats.num_decodes,
+                num_chunk_tokens=num_chunk_tokens,
                 duration_s=stats.duration_s,
                 num_kv_tokens=schedule.num_decode_kv_tokens,
             )
@@ -245,6 +248,7 @@ class Engine:
             request_s=request_s,
             kv_token_s=kv_token_s,
             num_preemptions=self._scheduler.num_preemptions,
+            num_computed_tokens=self._num_computed_tokens,
         )
 
     def check_integrity(self) -> None:

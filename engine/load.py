@@ -46,6 +46,7 @@ class EngineLoad:
     rates_age_s: float = 0.0  # since a prompt last taught prefill_tokens_per_s
     request_s: float = 0.0  # one more running request adds to a step; 0 while unknown
     kv_token_s: float = 0.0  # one more token of KV adds
+    num_computed_tokens: int = 0  # of prompts, since the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

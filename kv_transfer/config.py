@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kv_transfer.place import REACHES
+
 BACKENDS = ("auto", "gloo", "nccl", "shared_memory")
 
 
@@ -17,6 +19,8 @@ class KVTransferConfig:
     lease_s: float = 10.0
     # links a decode worker keeps
     max_links: int = 16
+    # how far they may go: any, or only within a zone or a node
+    reach: str = "any"
     # share of the fetched ranges whose digest is compared; one in a hundred costs about a hundredth
     # of the bandwidth and finds what corrupts for longer than a moment
     digest_sample: float = 0.01
@@ -34,6 +38,8 @@ class KVTransferConfig:
             raise ValueError(
                 f"Got {self.transfer_timeout_s = } and {self.lease_s = } but expected more than 0"
             )
+        if self.reach not in REACHES:
+            raise ValueError(f"Got {self.reach = } but expected one of {REACHES}")
         if self.max_links < 1:
             raise ValueError(f"Got {self.max_links = } but expected at least 1")
         if not 0.0 <= self.digest_sample <= 1.0:

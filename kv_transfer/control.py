@@ -12,6 +12,7 @@ from typing import Protocol
 from engine.token_logprobs import TokenLogprobs
 from kv_transfer.layout import KVLayout
 from kv_transfer.link_end import LinkEnd
+from kv_transfer.place import NOWHERE, Place
 
 
 class ControlClosedError(Exception):
@@ -65,7 +66,7 @@ class PeerInfo:
 
     worker: WorkerRef
     address: str
-    node_id: str = ""
+    place: Place = NOWHERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

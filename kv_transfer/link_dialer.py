@@ -70,8 +70,9 @@ class LinkDialer:
         chosen = choose_peers(
             union.values(),
             worker_id=self._identity.worker.worker_id,
-            node_id=self._identity.node_id,
+            place=self._identity.place,
             max_links=self._config.max_links,
+            reach=self._config.reach,
             is_failing=lambda peer: peer.worker in self._failed_at,
         )
         chosen_ids = {peer.worker.worker_id for peer in chosen}

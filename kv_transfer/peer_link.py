@@ -27,6 +27,7 @@ from kv_transfer.link import LinkSpec
 from kv_transfer.link_end import describe_end
 from kv_transfer.link_status import LinkState, LinkStatus
 from kv_transfer.live_link import LinkFactory, LiveLink
+from kv_transfer.place import NOWHERE, Place
 from kv_transfer.shared_memory_channel import SharedMemoryUnavailableError, SharedPool
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class LinkIdentity:
     worker: WorkerRef
     layout: KVLayout
     device: torch.device
-    node_id: str = ""
+    place: Place = NOWHERE
     # the pool as peers on this host may map it; None where they may not
     shared_pool: SharedPool | None = None
     # links whose abort hangs, by id; a worker that has one must be replaced

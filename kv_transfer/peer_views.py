@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kv_transfer.control import PeerInfo
+from kv_transfer.place import REACHES, Place, is_within
 
 VIEW_LIFETIME_S = 30.0
 # What fits a cluster many times over; more is a mistake of whoever sends it.
@@ -51,19 +52,23 @@ def choose_peers(
     peers: Iterable[PeerInfo],
     *,
     worker_id: str,
-    node_id: str,
+    place: Place,
     max_links: int,
+    reach: str = "any",
     is_failing: Callable[[PeerInfo], bool] = lambda _: False,
 ) -> list[PeerInfo]:
-    """Pick at most `max_links`: same node first, then by rendezvous hash, failing ones last.
+    """Pick at most `max_links` within reach: near ones first, then by rendezvous hash.
+
+    Failing ones come last. Same node is nearer than same zone, and that nearer than the rest.
 
     Each decode worker ranks the peers differently, so that links spread evenly, and one peer more
     or less changes at most one link of each worker.
     """
 
-    def rank(peer: PeerInfo) -> tuple[bool, bool, bytes]:
-        is_remote = not node_id or peer.node_id != node_id
+    def rank(peer: PeerInfo) -> tuple[bool, int, bytes]:
+        nearness = REACHES.index(place.reach_to(peer.place))
         pair = f"{worker_id}\0{peer.worker.worker_id}"
-        return is_failing(peer), is_remote, hashlib.blake2b(pair.encode(), digest_size=8).digest()
+        return is_failing(peer), -nearness, hashlib.blake2b(pair.encode(), digest_size=8).digest()
 
-    return sorted(peers, key=rank)[:max_links]
+    reachable = (peer for peer in peers if is_within(place.reach_to(peer.place), reach))
+    return sorted(reachable, key=rank)[:max_links]

@@ -1,16 +1,18 @@
 """The Ray Serve wrapper of a prefill worker: one replica, one worker, one engine."""
 
-import importlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray import serve
 
 from kv_transfer import nccl_settings
+from kv_transfer.place import ZONE_LABEL, Place
 from prefill_workers.config import PrefillWorkerConfig
+from rpc.start_clock import StartClock, describe_parts
+from rpc.start_imports import import_whole
 from rpc.worker_metrics import WrapSink
 from telemetry.logs import set_up_logging
 
@@ -23,27 +25,35 @@ class PrefillWorkerReplica:
     _worker: Any = None  # until __init__ made it; __del__ runs after a failed one too
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, pool: str, config: PrefillWorkerConfig, wrap_sink: WrapSink
+        self,
+        pool: str,
+        config: PrefillWorkerConfig,
+        wrap_sink: WrapSink,
+        name_worker: Callable[[str], str],  # pool -> the worker's id
     ) -> None:
+        clock = StartClock()
         set_up_logging()
         self._config = config
-        self._worker_id = f"{pool}-{serve.get_replica_context().rank.rank}"
+        self._worker_id = name_worker(pool)
         nccl_settings.apply(self._config.kv_transfer, os.environ)
         if self._config.engine.num_threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(self._config.engine.num_threads)
+        node = ray.get_runtime_context()
         # torch reads both when it is imported, and the worker imports it: hence only now.
-        worker_class = importlib.import_module("prefill_workers.worker").PrefillWorker
+        worker_class = import_whole("prefill_workers.worker").PrefillWorker
+        clock.lap("imports")
         self._worker = worker_class(
             self._config,
             worker_id=self._worker_id,
             # Not the process's own start: Ray may hand us an idle process that is older than the
             # replica before this one.
             incarnation=time.time_ns() // 1000,
-            node_id=ray.get_runtime_context().get_node_id(),
+            place=Place(node.get_node_id(), str(node.get_node_labels().get(ZONE_LABEL, ""))),
             wrap_sink=wrap_sink,
         )
-        await self._worker.start()
-        _log.info("%s serves at %s", self._worker_id, self._worker.describe().address)
+        description = await self._worker.start(clock)
+        parts = describe_parts(description.start_s)
+        _log.info("%s serves at %s after %s", self._worker_id, description.address, parts)
 
     def describe(self) -> dict[str, Any]:
         """Who this worker is and where it listens; asked by every ingress through a broadcast."""

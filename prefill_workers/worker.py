@@ -28,6 +28,7 @@ from grammar.library import GrammarLibrary
 from kv_transfer.control import WorkerRef
 from kv_transfer.link_acceptor import LinkAcceptor
 from kv_transfer.peer_link import LinkIdentity
+from kv_transfer.place import NOWHERE, Place
 from kv_transfer.pool_layout import layout_of, shared_pool_of
 from kv_transfer.sender import KVSender
 from prefill_workers.config import PrefillWorkerConfig
@@ -38,6 +39,7 @@ from rpc.description import WorkerDescription
 from rpc.mirror import to_message
 from rpc.pulse import check_pulse
 from rpc.server import WorkerServer
+from rpc.start_clock import StartClock
 from rpc.token import read_token
 from rpc.worker_metrics import WorkerMetrics, WrapSink
 from rpc.worker_service import WorkerService
@@ -58,7 +60,7 @@ class PrefillWorker:
         *,
         worker_id: str,
         incarnation: int,
-        node_id: str = "",
+        place: Place = NOWHERE,
         wrap_sink: WrapSink | None = None,
     ) -> None:
         self._config = config
@@ -68,7 +70,8 @@ class PrefillWorker:
             pool=POOL,
             incarnation=incarnation,
             address="",  # known once the server listens
-            node_id=node_id,
+            node_id=place.node_id,
+            zone=place.zone,
             pid=os.getpid(),
         )
         self._outbox = SpanOutbox()
@@ -81,8 +84,9 @@ class PrefillWorker:
         # What `stop` undoes, last first; a start that failed half way leaves its first half here.
         self._stack = contextlib.AsyncExitStack()
 
-    async def start(self) -> WorkerDescription:
-        """Load the model, measure it, and serve."""
+    async def start(self, clock: StartClock | None = None) -> WorkerDescription:
+        """Load the model, measure it, and serve; `clock` has run since the start's beginning."""
+        clock = clock or StartClock()
         config, description = self._config, self._description
         identify(pool=POOL, worker=description.worker_id)
         provider.set_up_tracing(f"relevo-{POOL}", config.telemetry, instance=description.worker_id)
@@ -92,13 +96,16 @@ class PrefillWorker:
         engine = await asyncio.to_thread(
             Engine, config.engine, is_kv_shared=config.kv_transfer.may_share_memory
         )
+        clock.lap("weights")
         self._build_kv_plane(engine)
         await self._start_engine()
+        clock.lap("warm_up")
         self._server = WorkerServer(bind_host=config.bind_host, config=config.rpc, token=token)
         address = await self._server.start(self._add_servicers)
         self._stack.push_async_callback(self._server.stop, STOP_GRACE_S)
         self._stack.callback(self._state.feed.close)
-        self._description = replace(description, address=address)
+        clock.lap("server")
+        self._description = replace(description, address=address, start_s=clock.parts_s)
         self._admission.open()
         self._state.feed.touch()
         return self._description
@@ -135,7 +142,7 @@ class PrefillWorker:
             worker=WorkerRef(description.worker_id, description.incarnation),
             layout=layout,
             device=torch.device(engine.spec.device),
-            node_id=description.node_id,
+            place=Place(description.node_id, description.zone),
             shared_pool=shared_pool_of(engine),
         )
         self._stuck_links = identity.stuck_links

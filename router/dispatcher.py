@@ -108,6 +108,11 @@ class Dispatcher:
         """Requests in the queue."""
         return len(self._queue)
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of the requests in the queue, with what they are expected to generate."""
+        return self._queue.num_tokens
+
     def max_waiting(self) -> int:
         """How many new requests of each class may wait."""
         if self._config.max_waiting_requests is not None:

@@ -32,6 +32,7 @@ class Ticket(Generic[ItemT]):
 class _Class(Generic[ItemT]):
     lines: dict[str, deque[Ticket[ItemT]]] = field(default_factory=dict)
     num_waiting: int = 0
+    num_tokens: int = 0  # of those who wait
 
 
 class FairLine(Generic[ItemT]):
@@ -46,6 +47,11 @@ class FairLine(Generic[ItemT]):
 
     def __len__(self) -> int:
         return sum(each.num_waiting for each in self._classes.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all who wait."""
+        return sum(each.num_tokens for each in self._classes.values())
 
     def num_waiting(self, priority: int) -> int:
         """Tickets of one class."""
@@ -66,6 +72,7 @@ class FairLine(Generic[ItemT]):
         line = waiting.lines.setdefault(ticket.tenant, deque())
         line.append(ticket)
         waiting.num_waiting += 1
+        waiting.num_tokens += ticket.num_tokens
         if waiting.num_waiting <= limit:
             return None
         longest = max(waiting.lines.values(), key=len)
@@ -89,6 +96,7 @@ class FairLine(Generic[ItemT]):
             return False
         line.remove(ticket)
         waiting.num_waiting -= 1
+        waiting.num_tokens -= ticket.num_tokens
         if not line:
             del waiting.lines[ticket.tenant]
         if not waiting.lines:
@@ -117,3 +125,5 @@ class FairLine(Generic[ItemT]):
             assert waiting.lines, f"class {priority} is empty"
             assert all(waiting.lines.values()), "a tenant's line is empty"
             assert waiting.num_waiting == sum(map(len, waiting.lines.values()))
+            tokens = [ticket.num_tokens for line in waiting.lines.values() for ticket in line]
+            assert waiting.num_tokens == sum(tokens)

@@ -20,7 +20,7 @@ fleet.py, worker_state.py, prefix_index.py).
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from router.config import RouterConfig
@@ -34,6 +34,9 @@ from router.request_metrics import RequestMetrics
 from router.request_run import RequestRun, RunServices
 from router.retry import RetryBudget
 from router.retry_quota import RetryQuota
+from router.scaling.autoscaler import Autoscaler
+from router.scaling.config import ScalingConfig
+from router.scaling.meter import LoadMeter
 from router.status import Readiness, build_status, describe_routes
 from router.timeline import Timeline
 from router.worker_state import WorkerState
@@ -53,6 +56,8 @@ class Router:
         channels: ChannelPool,
         *,
         ingress_id: str,
+        scaling: ScalingConfig | None = None,
+        placement: Sequence[str] = (),  # lines for the status
         metrics: Metrics | None = None,
         now: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -64,6 +69,13 @@ class Router:
             discovery, channels, ingress_id=ingress_id, on_change=self._workers_changed, now=now
         )
         self._dispatcher = Dispatcher(config, self._workers, rng=rng, now=now)
+        self._autoscaler = Autoscaler(
+            scaling or ScalingConfig(),
+            LoadMeter(self._workers.fleet),
+            is_ready=self.is_ready,
+            now=now,
+        )
+        self._placement = list(placement)
         self._metrics = RequestMetrics(metrics)
         quota = RetryQuota(now)
         self._services = RunServices(
@@ -134,7 +146,21 @@ class Router:
             past = self._dispatcher.routes
             routes = [each for each in past if tenant is None or each.tenant == tenant]
             body["routes"] = describe_routes(routes[-num_routes:], now_s=self.now())
+        if self._placement:
+            body["placement"] = self._placement
+        if scaling := self._autoscaler.status():
+            body["scaling"] = scaling
         return body
+
+    def scale(self) -> Mapping[str, int]:
+        """Decide anew how many workers each pool that grows and shrinks should have.
+
+        Called about once a second; empty while that is not known.
+        """
+        return self._autoscaler.tick(
+            queued_requests=self._dispatcher.num_waiting,
+            queued_tokens=self._dispatcher.num_waiting_tokens,
+        )
 
     def loads(self) -> list[LoadReport]:
         """Return the last load of every live worker, with the last metrics it sent."""

@@ -1,10 +1,11 @@
 """The body of /v1/status."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relevo.v1 import state_pb2
 
+from kv_transfer.place import Place
 from router.dispatcher import PastRoute
 from router.policy import ScoredChoice
 from router.worker_state import WorkerState
@@ -28,6 +29,7 @@ def build_status(
         (each for each in workers if each.lost_at_s is None or _is_fresh(each, now_s)),
         key=lambda each: (each.description.pool, each.key),
     )
+    places = {each.key.worker_id: _place(each) for each in shown}
     reasons = [reason for worker in shown for reason in _reasons(worker)]
     reasons += _missing_links([worker for worker in shown if worker.state == "ready"])
     if readiness.is_ready:
@@ -38,7 +40,7 @@ def build_status(
     return {
         "state": state,
         "reasons": reasons,
-        "workers": [_describe(worker, now_s) for worker in shown],
+        "workers": [_describe(worker, places, now_s) for worker in shown],
     }
 
 
@@ -102,14 +104,21 @@ def _missing_links(ready: list[WorkerState]) -> list[str]:
     ]
 
 
-def _describe(worker: WorkerState, now_s: float) -> dict[str, object]:
+def _place(worker: WorkerState) -> Place:
+    return Place(worker.description.node_id, worker.description.zone)
+
+
+def _describe(worker: WorkerState, places: Mapping[str, Place], now_s: float) -> dict[str, object]:
     state, description = worker.state, worker.description
     load = worker.load if worker.load is not None and state != "lost" else None
+    here = places[worker.key.worker_id]
     return {
         "id": description.worker_id,
         "pool": description.pool,
         "pid": description.pid,
         "node": description.node_id,
+        "zone": description.zone,
+        "start_s": dict(description.start_s),
         "state": state,
         "incarnation": description.incarnation,
         "running": load.num_running if load else 0,
@@ -118,7 +127,7 @@ def _describe(worker: WorkerState, now_s: float) -> dict[str, object]:
         "heartbeat_age_s": worker.heartbeat_age_s(now_s),
         "kv": _describe_blocks(load.blocks) if load else {},
         "memory": _describe_memory(worker.hello.memory) if load and worker.hello else {},
-        "links": [_describe_link(link) for link in load.links] if load else [],
+        "links": [_describe_link(link, here, places) for link in load.links] if load else [],
     }
 
 
@@ -132,9 +141,14 @@ def _describe_memory(memory: state_pb2.MemoryReport) -> dict[str, int]:
     return {name: getattr(memory, name) for name in names}
 
 
-def _describe_link(link: state_pb2.LinkStatus) -> dict[str, object]:
+def _describe_link(
+    link: state_pb2.LinkStatus, here: Place, places: Mapping[str, Place]
+) -> dict[str, object]:
+    there = places.get(link.peer_id)
     return {
         "peer": link.peer_id,
+        # The narrowest of node, zone and any that holds both ends; empty: the other is not known.
+        "distance": "" if there is None else here.reach_to(there),
         "state": link.state,
         "generation": link.generation,
         "backend": link.backend,

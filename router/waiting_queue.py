@@ -63,6 +63,11 @@ class WaitingQueue(Generic[ChoiceT]):
     def __len__(self) -> int:
         return len(self._again) + len(self._new)
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the new requests that wait."""
+        return self._new.num_tokens
+
     async def take(
         self, try_pick: Callable[[], ChoiceT | None], place: Place, *, timeout_s: float
     ) -> ChoiceT:

@@ -1,7 +1,7 @@
 """Who a worker is and where it listens: what discovery hands to the ingresses."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import psutil
@@ -23,6 +23,9 @@ class WorkerDescription:
     address: str  # host:port of its gRPC server
     node_id: str
     pid: int
+    zone: str = ""  # of its node
+    # The parts of its start, in order.
+    start_s: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "WorkerDescription":
@@ -39,4 +42,6 @@ class WorkerDescription:
 
     def to_peer(self) -> common_pb2.Peer:
         """Return what other workers are told about this one."""
-        return common_pb2.Peer(worker=self.to_ref(), address=self.address, node_id=self.node_id)
+        return common_pb2.Peer(
+            worker=self.to_ref(), address=self.address, node_id=self.node_id, zone=self.zone
+        )

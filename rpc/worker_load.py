@@ -83,6 +83,7 @@ def to_worker_load(  # noqa: PLR0913 - where each part is asked
         num_transferring=num_transferring,
         num_promised_tokens=num_promised_tokens,
         num_waiting_uncached_tokens=load.num_waiting_uncached_tokens,
+        num_computed_tokens=load.num_computed_tokens,
         blocks=to_block_counts(load.blocks),
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         step_s=load.step_s,

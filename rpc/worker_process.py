@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rpc.description import WorkerDescription
+from rpc.start_clock import StartClock
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +21,8 @@ MAX_FAILED_CHECKS = 3  # in a row; a single one may be a hiccup of the machine
 class RunnableWorker(Protocol):
     """What this module needs of a worker."""
 
-    async def start(self) -> WorkerDescription:
-        """Serve, and say where."""
+    async def start(self, clock: StartClock | None) -> WorkerDescription:
+        """Serve, and say where; the clock has run since the process began to start."""
 
     async def drain(self, drain_s: float) -> None:
         """Let what runs come to its end."""
@@ -51,7 +52,9 @@ def read_config(arguments: argparse.Namespace) -> dict[str, Any]:
     return data
 
 
-async def serve_until_signalled(worker: RunnableWorker, *, drain_s: float) -> int:
+async def serve_until_signalled(
+    worker: RunnableWorker, *, drain_s: float, clock: StartClock | None = None
+) -> int:
     """Run `worker` until SIGTERM or SIGINT, or until its engine gives up; the exit status."""
     terminate, force = asyncio.Event(), asyncio.Event()
 
@@ -62,7 +65,7 @@ async def serve_until_signalled(worker: RunnableWorker, *, drain_s: float) -> in
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        description = await worker.start()
+        description = await worker.start(clock)
         sys.stdout.write(json.dumps(description.to_dict()) + "\n")
         sys.stdout.flush()
         if not await _is_healthy_until(terminate, worker):

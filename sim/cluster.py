@@ -17,6 +17,7 @@ from sim.trace import Trace
 from sim.worker import SimWorker, link_all
 
 LOST_S = 0.001  # until a broken connection is noticed
+IDLE_LOOK_S = 0.25  # a worker that drains looks so often whether it may end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class SimCluster:
         self._policy = policy
         self.agenda = Agenda()
         self._num_open = 0
+        self._num_grown = 0
         self._serving: dict[str, SimWorker] = {}
         self.workers: list[SimWorker] = []
         self.fronts = [self._make_front(random.Random(seed + n)) for n in range(spec.num_routers)]
@@ -116,9 +118,44 @@ class SimCluster:
             self.agenda.after(LOST_S, lambda front=front: front.lose(worker.key))  # type: ignore[misc]
         self.agenda.after(self._spec.hardware.restart_s, lambda: self._restart(worker))
 
+    # Pools that grow and shrink.
+
+    def serving(self, pool: str) -> list[SimWorker]:
+        """Workers of a pool that take requests, the oldest first."""
+        return [worker for worker in self._pool(pool) if not worker.is_draining]
+
+    def grow(self, pool: str, *, asked_for_s: float) -> None:
+        """One worker more serves from now on."""
+        number = self._num_grown = self._num_grown + 1
+        worker = self._start(WorkerKey(f"{pool}-new-{number}", 1), pool)
+        worker.asked_for_s = asked_for_s
+        self._relink()
+        self._announce(worker)
+
+    def shrink(self, worker: SimWorker) -> None:
+        """It takes nothing new, and ends with the last that it has."""
+        worker.drain()
+        self._relink()
+        self._end_when_idle(worker)
+
+    def _end_when_idle(self, worker: SimWorker) -> None:
+        if self._serving.get(worker.key.worker_id) is not worker:
+            return  # it died meanwhile
+        if not worker.is_idle:
+            self.agenda.after(IDLE_LOOK_S, lambda: self._end_when_idle(worker))
+            return
+        del self._serving[worker.key.worker_id]
+        worker.die()
+        for front in self.fronts:
+            self.agenda.after(LOST_S, lambda front=front: front.lose(worker.key))  # type: ignore[misc]
+
+    def _relink(self) -> None:
+        link_all(self.serving(DECODE), self.serving(PREFILL), self._spec.max_links)
+
     def _restart(self, dead: SimWorker) -> None:
         key = WorkerKey(dead.key.worker_id, dead.key.incarnation + 1)
         worker = self._start(key, dead.pool)
+        worker.asked_for_s = dead.agenda.now_s - self._spec.hardware.restart_s
         worker.peers = [self._serving.get(p.key.worker_id, p) for p in dead.peers]
         for other in self._serving.values():
             other.peers = [worker if peer is dead else peer for peer in other.peers]

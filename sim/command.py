@@ -15,6 +15,7 @@ from sim.hardware import load_hardware
 from sim.plots import draw_comparison, draw_latencies, draw_splits
 from sim.policies import POLICIES
 from sim.report import Objectives, Report, make_report
+from sim.scaling_command import show_scaling
 from sim.synthetic import Shape, make_trace
 from sim.trace import Trace, ideal_hit_rate, read_trace
 
@@ -31,6 +32,7 @@ class SimSettings:
     prefill: int
     decode: int
     search_split: bool
+    autoscale: bool
     rate: float | None
     load: float | None
     policies: Sequence[str]
@@ -73,7 +75,10 @@ def _run(settings: SimSettings, console: Console) -> None:
     )
     if settings.plots is not None:
         settings.plots.mkdir(parents=True, exist_ok=True)
-    if settings.search_split:
+    if settings.autoscale:
+        scaled = show_scaling(spec, trace, objectives, console, seed=settings.seed)
+        _write_json(settings, {"scaling": [report.to_dict() for report in scaled]})
+    elif settings.search_split:
         _search(settings, spec, trace, objectives, console)
     else:
         _compare(settings, spec, trace, objectives, console)

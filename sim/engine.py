@@ -81,6 +81,12 @@ class SimEngine:
         """Places taken."""
         return len(self.running) + len(self.computing)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing of any request."""
+        queues = (self.waiting, self.computing, self.arrived, self._unreserved)
+        return not any(queues) and not len(self.running) and not self.cache.num_used
+
     # Ways in and out.
 
     def add(self, job: Job) -> None:

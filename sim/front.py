@@ -172,3 +172,8 @@ class Front:
     def num_waiting(self) -> int:
         """Flights in the line."""
         return len(self._line)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of the flights in the line."""
+        return self._line.num_tokens

@@ -46,6 +46,9 @@ class SimWorker:
         self.num_promised_tokens = 0
         self.num_refused = 0
         self.is_alive = True
+        self.is_draining = False
+        self.asked_for_s = agenda.now_s  # before it served: a machine is paid for from then on
+        self.ended_s: float | None = None
         self._pace = pace
         self._listeners: list[Callable[[Sequence[Message]], None]] = []
         self._links: dict[WorkerKey, state_pb2.LinkStatus] = {}
@@ -72,13 +75,31 @@ class SimWorker:
         num_waiting = len(engine.waiting)
         if self.pool == DECODE:
             num_waiting += self.num_transferring + len(engine.arrived)
-        is_full = num_waiting >= MAX_WAITING_BATCHES * engine.hardware.max_num_seqs
+        is_full = (
+            self.is_draining or num_waiting >= MAX_WAITING_BATCHES * engine.hardware.max_num_seqs
+        )
         self.num_refused += is_full
         return is_full
 
     def die(self) -> None:
         """All it had is gone."""
         self.is_alive = self.engine.is_alive = False
+        self.ended_s = self.agenda.now_s
+
+    def drain(self) -> None:
+        """Take nothing new; what it has it ends."""
+        self.is_draining = True
+        self._changed()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be lost with it."""
+        return self.engine.is_idle and not self.num_transferring
+
+    def link(self, peers: Sequence["SimWorker"]) -> None:
+        """Its links are these from now on; what is on its way over others arrives."""
+        self.peers = peers
+        self._changed()
 
     def expect_bytes(self, peer: WorkerKey, num_bytes: int) -> None:
         """So many more wait to come from this peer; negative: they came."""
@@ -147,12 +168,13 @@ class SimWorker:
         request_s, kv_token_s = rates.step_costs.marginal()
         num_waiting = len(engine.waiting) + len(engine.arrived)
         return state_pb2.WorkerLoad(
-            state="ready",
+            state="draining" if self.is_draining else "ready",
             num_running=engine.num_seqs,
             num_waiting=num_waiting,
             num_transferring=self.num_transferring,
             num_promised_tokens=self.num_promised_tokens,
             num_waiting_uncached_tokens=engine.num_uncached_tokens,
+            num_computed_tokens=engine.num_computed_tokens,
             blocks=state_pb2.BlockCounts(
                 free=cache.num_free,
                 cached=cache.num_cached,
@@ -190,8 +212,8 @@ def link_all(decode: Sequence[SimWorker], prefill: Sequence[SimWorker], max_link
     for number, worker in enumerate(decode):
         assert worker.pool == DECODE
         if len(prefill) <= max_links:
-            worker.peers = list(prefill)
+            worker.link(list(prefill))
             continue
         start = number * max_links % len(prefill)
-        worker.peers = list(itertools.islice(itertools.cycle(prefill), start, start + max_links))
+        worker.link(list(itertools.islice(itertools.cycle(prefill), start, start + max_links)))
         assert all(peer.pool == PREFILL for peer in worker.peers)

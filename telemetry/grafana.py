@@ -98,6 +98,10 @@ DASHBOARDS: Final = (
               queries=_quantiles("relevo_request_duration_seconds")),
         Panel(title="Workers", unit="short",
               queries=(("max by (pool, state) (relevo_workers)", "{{pool}} {{state}}"),)),
+        Panel(title="Autoscaling", unit="short",
+              description="Workers wanted, and what the present load alone asks for",
+              queries=(("max by (pool) (relevo_workers_target)", "{{pool}} wanted"),
+                       ("max by (pool) (relevo_workers_demand)", "{{pool}} by load"))),
     )),
     Dashboard(uid="relevo-workers", title="Relevo: prefill, decode, KV", panels=(
         Panel(title="Running", unit="short",

@@ -33,6 +33,8 @@ ADMISSION_REJECTED: Final = "relevo_admission_rejected_total"
 ROUTER_WAITING_REQUESTS: Final = "relevo_router_waiting_requests"
 WORKERS: Final = "relevo_workers"
 LINKS: Final = "relevo_links"
+WORKERS_TARGET: Final = "relevo_workers_target"
+WORKERS_DEMAND: Final = "relevo_workers_demand"
 PREDICTED_CACHED_TOKENS_ERROR: Final = "relevo_predicted_cached_tokens_error"
 
 # fmt: off
@@ -137,6 +139,9 @@ INSTRUMENTS: Final[tuple[Instrument, ...]] = (
     _gauge(ROUTER_WAITING_REQUESTS, "requests", "Requests that wait for workers in this ingress"),
     _gauge(WORKERS, "workers", "Workers as this ingress sees them", "pool", "state"),
     _gauge(LINKS, "links", "KV links as this ingress sees them", "state"),
+    _gauge(WORKERS_TARGET, "workers", "Workers that autoscaling wants", "pool"),
+    _gauge(WORKERS_DEMAND, "workers", "Workers that the present load would keep as busy as meant",
+           "pool"),
     _histogram(PREDICTED_CACHED_TOKENS_ERROR, "tokens", "Cached tokens predicted minus found",
                _TOKEN_ERROR_BUCKETS),
 )

@@ -28,6 +28,7 @@ class ClusterEvents:
         self._clock = clock
         self._events: deque[ClusterEvent] = deque(maxlen=MAX_EVENTS)
         self._states: dict[str, str] = {}
+        self._targets: dict[str, int] = {}  # of pools that grow and shrink
 
     def update(self, status: Mapping[str, Any]) -> None:
         """Compare with the status before."""
@@ -38,6 +39,12 @@ class ClusterEvents:
         for subject in self._states.keys() - states.keys():
             self._tell("info", f"{subject} is gone")
         self._states = states
+        for pool, scaling in status.get("scaling", {}).items():
+            before = self._targets.get(pool, scaling["target"])
+            if scaling["target"] != before:
+                change = f"{pool}: {scaling['target']} workers instead of {before}"
+                self._tell("info", f"{change}: {scaling['reason']}")
+            self._targets[pool] = scaling["target"]
 
     def _tell(self, level: str, text: str) -> None:
         self._events.append(ClusterEvent(at=self._clock(), level=level, text=text))

@@ -91,6 +91,9 @@ class Pulse:
         for pool in _POOLS:
             for state in _WORKER_STATES:
                 self._metrics.set(metrics.WORKERS, workers[pool, state], pool=pool, state=state)
+        for pool, scaling in status.get("scaling", {}).items():
+            self._metrics.set(metrics.WORKERS_TARGET, scaling["target"], pool=pool)
+            self._metrics.set(metrics.WORKERS_DEMAND, scaling["demand"], pool=pool)
         links = Counter(
             link["state"]
             for each in status["workers"]

@@ -101,8 +101,9 @@ def _wait_until(is_true: object, log: Path) -> None:
     pytest.fail(log.read_text())
 
 
-def ask(url: str) -> str:
-    body = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 4, "temperature": 0}
+def ask(url: str, *, max_tokens: int = 4) -> str:
+    body = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": max_tokens}
+    body |= {"temperature": 0, "ignore_eos": True}
     response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert response.status_code == httpx.codes.OK, response.text
     return str(response.json()["choices"][0]["text"])
@@ -163,6 +164,9 @@ def test_serve_deploy_with_the_shipped_file(head: Head, tiny_model: Path, tmp_pa
         section, _, assignment = key.partition(".")
         name, _, value = assignment.partition("=")
         args.setdefault(section, {})[name] = yaml.safe_load(value)
+    # One stream is more than a twentieth of eight places.
+    eager = {"max": 2, "seqs_share": 0.05, "up_delay_s": 0.5, "down_delay_s": 3}
+    args.setdefault("decode", {})["autoscaling"] = eager
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(tree))
     serve = [str(BIN / "serve")]
@@ -180,8 +184,29 @@ def test_serve_deploy_with_the_shipped_file(head: Head, tiny_model: Path, tmp_pa
     try:
         _wait_until(lambda: is_taken(http_port) and _is_ready(url), file)
         assert ask(url)
+        _grow_and_shrink(url, file)
     finally:
         subprocess.run([*serve, "shutdown", "-y", *address], env=head.environment, check=False)
+
+
+def _grow_and_shrink(url: str, log: Path) -> None:
+    """The decode pool follows its load, and says why."""
+
+    def decode_workers() -> list[str]:
+        workers = httpx.get(f"{url}/v1/status", timeout=10).json()["workers"]
+        return [w["id"] for w in workers if w["pool"] == "decode" and w["state"] == "ready"]
+
+    def has_grown() -> bool:
+        ask(url, max_tokens=200)
+        return len(decode_workers()) == 2
+
+    assert len(decode_workers()) == 1
+    _wait_until(has_grown, log)
+    scaling = httpx.get(f"{url}/v1/status", timeout=10).json()["scaling"]
+    assert scaling.keys() == {"decode"}
+    assert "for 8 places a worker" in scaling["decode"]["reason"]
+    _wait_until(lambda: len(decode_workers()) == 1, log)
+    assert ask(url)
 
 
 def _is_ready(url: str) -> bool:

@@ -178,14 +178,16 @@ class WorkerRef(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("worker", "address", "node_id")
+    __slots__ = ("worker", "address", "node_id", "zone")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     worker: WorkerRef
     address: str
     node_id: str
-    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
+    zone: str
+    def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class KVLayout(_message.Message):
     __slots__ = ("layout_version", "model_id", "model_revision", "dtype", "num_layers", "num_kv_heads", "head_dim", "block_size", "hash_scheme")

@@ -140,7 +140,7 @@ class MetricSample(_message.Message):
     def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("state", "num_running", "num_waiting", "num_transferring", "num_waiting_uncached_tokens", "blocks", "prefill_tokens_per_s", "step_s", "heartbeat_age_s", "predicted_step_s", "links", "metrics", "pid", "node_id", "request_s", "kv_token_s", "rates_age_s", "num_promised_tokens")
+    __slots__ = ("state", "num_running", "num_waiting", "num_transferring", "num_waiting_uncached_tokens", "blocks", "prefill_tokens_per_s", "step_s", "heartbeat_age_s", "predicted_step_s", "links", "metrics", "pid", "node_id", "request_s", "kv_token_s", "rates_age_s", "num_promised_tokens", "num_computed_tokens")
     STATE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class WorkerLoad(_message.Message):
     KV_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     RATES_AGE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMISED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     state: str
     num_running: int
     num_waiting: int
@@ -177,4 +178,5 @@ class WorkerLoad(_message.Message):
     kv_token_s: float
     rates_age_s: float
     num_promised_tokens: int
-    def __init__(self, state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transferring: _Optional[int] = ..., num_waiting_uncached_tokens: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_s: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., predicted_step_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSample, _Mapping]]] = ..., pid: _Optional[int] = ..., node_id: _Optional[str] = ..., request_s: _Optional[float] = ..., kv_token_s: _Optional[float] = ..., rates_age_s: _Optional[float] = ..., num_promised_tokens: _Optional[int] = ...) -> None: ...
+    num_computed_tokens: int
+    def __init__(self, state: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transferring: _Optional[int] = ..., num_waiting_uncached_tokens: _Optional[int] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_s: _Optional[float] = ..., heartbeat_age_s: _Optional[float] = ..., predicted_step_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSample, _Mapping]]] = ..., pid: _Optional[int] = ..., node_id: _Optional[str] = ..., request_s: _Optional[float] = ..., kv_token_s: _Optional[float] = ..., rates_age_s: _Optional[float] = ..., num_promised_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ...) -> None: ...

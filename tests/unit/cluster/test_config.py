@@ -17,14 +17,22 @@ ENGINE_KEYS = {
 }
 POOL = {"replicas": 1, "num_gpus": 0.0, "num_cpus": 0.4, "drain_s": 30.0, "node_labels": {}}
 POOL_KEYS = POOL | {f"engine.{key}": None for key in ENGINE_KEYS}
+SCALING = {"min": 1, "max": 1, "up_delay_s": 5.0, "down_delay_s": 120.0}
+PREFILL_SCALING = SCALING | {"ttft_s": 2.0, "busy_share": 0.7}
+DECODE_SCALING = SCALING | {"itl_s": 0.05, "kv_share": 0.8, "seqs_share": 0.9}
+
+
+def scaled(keys: dict[str, object]) -> dict[str, object]:
+    return {"autoscaling": None} | {f"autoscaling.{key}": value for key, value in keys.items()}
+
 
 # Growing this table is a visible act.
 FIELDS = {
     "model": {"id": "", "path": ".models/smollm2-135m-instruct", "dtype": "auto"}
     | {"max_model_len": None},
     "engine": ENGINE_KEYS,
-    "prefill": POOL_KEYS,
-    "decode": POOL_KEYS,
+    "prefill": POOL_KEYS | scaled(PREFILL_SCALING),
+    "decode": POOL_KEYS | scaled(DECODE_SCALING),
     "router": {
         "local_prefill": "auto",
         "max_waiting_requests": None,
@@ -36,6 +44,7 @@ FIELDS = {
         "transfer_timeout_s": 5.0,
         "lease_s": 10.0,
         "max_links": 16,
+        "reach": "any",
         "digest_sample": 0.01,
         "interface": "",
         "port_range": "",
@@ -234,3 +243,34 @@ def test_what_a_person_set_is_told_as_they_would_write_it() -> None:
     )
     told = "model.dtype=float32 decode.replicas=2 decode.engine.max_num_seqs=4"
     assert non_defaults(config) == told
+
+
+def test_a_pool_grows_and_shrinks_only_when_told_its_bounds() -> None:
+    assert not load().scaling.is_on
+    config = load("decode.autoscaling.max=4", "decode.autoscaling.itl_s=0.1")
+    assert config.scaling.decode is not None
+    assert (config.scaling.decode.min, config.scaling.decode.max) == (1, 4)
+    assert config.scaling.decode.itl_s == 0.1
+    assert config.scaling.prefill is None
+    assert (config.prefill.most_replicas, config.decode.most_replicas) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (("decode.autoscaling.max=2", "decode.replicas=3"), "replicas is 3, the number to start"),
+        (("decode.autoscaling.max=2", "decode.autoscaling.min=3"), "self.max = 2"),
+        (("prefill.autoscaling.max=2", "prefill.replicas=0"), "replicas is 0"),
+        (("prefill.autoscaling.ttft_s=0",), "self.ttft_s = 0"),
+        (("prefill.autoscaling.busy_share=2",), "self.busy_share = 2"),
+        (("decode.autoscaling.itl_s=-1",), "self.itl_s = -1"),
+        (("decode.autoscaling.kv_share=0",), "self.kv_share = 0"),
+        (("decode.autoscaling.down_delay_s=-1",), "at least 0"),
+        (("decode.autoscaling.ttft_s=1",), "unknown config key 'decode.autoscaling.ttft_s'"),
+    ],
+)
+def test_bounds_and_objectives_that_cannot_be_are_refused(
+    assignments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(*assignments)

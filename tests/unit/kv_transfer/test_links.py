@@ -26,6 +26,7 @@ from kv_transfer.link_status import LinkState
 from kv_transfer.live_link import LiveLink
 from kv_transfer.peer_link import LinkIdentity
 from kv_transfer.peer_views import PeerViews, choose_peers
+from kv_transfer.place import NOWHERE, Place
 from kv_transfer.store import RendezvousStore
 from tests.unit.kv_transfer.fakes import (
     CPU,
@@ -41,11 +42,11 @@ from tests.unit.kv_transfer.fakes import (
     make_layout,
 )
 
+NEAR, FAR = Place("near", "a"), Place("far", "b")
 
-def peer(number: int, *, node_id: str = "", incarnation: int = 1) -> PeerInfo:
-    return PeerInfo(
-        worker=WorkerRef(f"prefill-{number}", incarnation), address="x", node_id=node_id
-    )
+
+def peer(number: int, *, place: Place = NOWHERE, incarnation: int = 1) -> PeerInfo:
+    return PeerInfo(worker=WorkerRef(f"prefill-{number}", incarnation), address="x", place=place)
 
 
 def test_union_of_fresh_views_with_the_highest_incarnation() -> None:
@@ -63,18 +64,39 @@ def test_union_of_fresh_views_with_the_highest_incarnation() -> None:
 
 
 def test_chosen_peers_are_few_near_and_spread() -> None:
-    peers = [peer(number, node_id="far") for number in range(40)] + [peer(99, node_id="near")]
+    peers = [peer(number, place=FAR) for number in range(40)] + [peer(99, place=NEAR)]
     load: dict[str, int] = {}
     for number in range(30):
-        chosen = choose_peers(peers, worker_id=f"decode-{number}", node_id="near", max_links=8)
+        chosen = choose_peers(peers, worker_id=f"decode-{number}", place=NEAR, max_links=8)
         assert len(chosen) == 8
         assert chosen[0].worker.worker_id == "prefill-99"
         for one in chosen[1:]:
             load[one.worker.worker_id] = load.get(one.worker.worker_id, 0) + 1
     assert max(load.values()) < 20
-    fewer = choose_peers(peers[1:], worker_id="decode-0", node_id="near", max_links=8)
-    before = choose_peers(peers, worker_id="decode-0", node_id="near", max_links=8)
+    fewer = choose_peers(peers[1:], worker_id="decode-0", place=NEAR, max_links=8)
+    before = choose_peers(peers, worker_id="decode-0", place=NEAR, max_links=8)
     assert len({p.worker for p in before} - {p.worker for p in fewer}) <= 1
+
+
+def test_the_same_zone_is_nearer_than_another_one() -> None:
+    peers = [peer(1, place=FAR), peer(2, place=Place("next", "a")), peer(3, place=NEAR)]
+    chosen = choose_peers(peers, worker_id="decode-0", place=NEAR, max_links=3)
+    assert [each.worker.worker_id for each in chosen] == ["prefill-3", "prefill-2", "prefill-1"]
+
+
+@pytest.mark.parametrize(
+    ("reach", "reached"), [("any", {1, 2, 3}), ("zone", {2, 3}), ("node", {3})]
+)
+def test_nobody_out_of_reach_is_linked(reach: str, reached: set[int]) -> None:
+    peers = [peer(1, place=FAR), peer(2, place=Place("next", "a")), peer(3, place=NEAR)]
+    chosen = choose_peers(peers, worker_id="decode-0", place=NEAR, max_links=8, reach=reach)
+    assert {each.worker.worker_id for each in chosen} == {f"prefill-{n}" for n in reached}
+
+
+def test_nodes_without_a_zone_are_in_one() -> None:
+    assert Place("a").reach_to(Place("b")) == "zone"
+    assert Place("a").reach_to(Place("b", "z")) == "any"
+    assert Place().reach_to(Place()) == "zone", "a node without a name is not known to be the same"
 
 
 def test_the_store_is_mirrored_and_enforces_its_own_timeout() -> None:

@@ -54,6 +54,8 @@ def test_a_whole_cluster_is_ready() -> None:
         "pool": "decode",
         "pid": 5,
         "node": "n",
+        "zone": "",
+        "start_s": {},
         "state": "ready",
         "incarnation": 1,
         "running": 2,
@@ -70,6 +72,7 @@ def test_a_whole_cluster_is_ready() -> None:
         "links": [
             {
                 "peer": "prefill-0",
+                "distance": "node",
                 "state": "ready",
                 "generation": 2,
                 "backend": "",

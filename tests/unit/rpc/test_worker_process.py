@@ -10,6 +10,7 @@ import pytest
 from rpc import worker_process
 from rpc.description import WorkerDescription
 from rpc.pulse import check_pulse
+from rpc.start_clock import StartClock
 
 DESCRIPTION = WorkerDescription(
     worker_id="decode-0", pool="decode", incarnation=1, address="a:1", node_id="", pid=2
@@ -22,7 +23,7 @@ class FakeWorker:
         self._is_ill = is_ill
         self._drain_takes_s = drain_takes_s
 
-    async def start(self) -> WorkerDescription:
+    async def start(self, clock: StartClock | None) -> WorkerDescription:
         self.calls.append("start")
         return DESCRIPTION
 

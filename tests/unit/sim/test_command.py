@@ -41,6 +41,17 @@ def test_the_best_split_is_searched(tmp_path: Path) -> None:
     assert chosen["good_share"] == best
 
 
+def test_autoscaling_is_compared_with_serve_s(tmp_path: Path) -> None:
+    numbers = tmp_path / "scaling.json"
+    status, text = run("--autoscale", "--rate", "3", "--json", str(numbers))
+    assert status == 0, text
+    assert "of those of Serve's policy at +0.0% good requests" in text
+    reports = json.loads(numbers.read_text())["scaling"]
+    assert [report["policy"] for report in reports[:3]] == ["fixed", "relevo", "serve 1/2"]
+    # One worker of each is the least and the most.
+    assert {report["most_prefill"] + report["most_decode"] for report in reports} == {2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -34,6 +34,8 @@ FIXED_NAMES = {
     "relevo_predicted_cached_tokens_error",
 }
 OTHER_NAMES = {
+    "relevo_workers_target",
+    "relevo_workers_demand",
     "relevo_second_token_part_seconds",
     "relevo_router_waiting_requests",
     "relevo_workers",
