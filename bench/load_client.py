@@ -11,6 +11,7 @@ import asyncio
 import time
 
 import orjson
+import uvloop
 
 from bench.face_server import MODEL_ID, FaceServer, started
 from load_generator.client import Client
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--model", default=".models/smollm2-135m-instruct")
     options = parser.parse_args()
-    asyncio.run(measure(options.model, options.streams, options.tokens))
+    uvloop.run(measure(options.model, options.streams, options.tokens))
 
 
 if __name__ == "__main__":
