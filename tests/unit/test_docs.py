@@ -10,6 +10,8 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from bench import site_decisions
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "tests" / "chaos" / "README.md"])
@@ -64,10 +66,13 @@ def listed(nav: Any) -> Iterator[str]:
 
 
 def test_the_site_lists_every_page_once() -> None:
-    nav = list(listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert sorted(nav) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")), (
-        "add the page to `nav` in mkdocs.yml"
-    )
+    tree = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    config = {"docs_dir": str(DOCS), "nav": tree["nav"]}
+    assert tree["hooks"] == [f"{site_decisions.__name__.replace('.', '/')}.py"]
+    site_decisions.on_config(config)
+    assert sorted(listed(config["nav"])) == sorted(
+        str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")
+    ), "add the page to `nav` in mkdocs.yml"
 
 
 def test_the_site_loads_nothing_from_elsewhere() -> None:
