@@ -8,7 +8,8 @@ ARGS ?=
 AUDIT ?= pip-audit==2.10.1
 JOBS ?= -n 2 --dist loadfile
 # Tests of several worker processes: side by side they would take each other's cores for frozen ones.
-ALONE := tests/integration/recovery tests/integration/router tests/integration/workers tests/integration/operations tests/e2e tests/chaos
+ALONE := tests/integration/recovery tests/integration/router tests/integration/workers tests/integration/operations \
+	$(filter-out %/test_equality_matrix.py,$(wildcard tests/e2e/test_*.py)) tests/chaos
 # Rows of the threats that no scenario shows; tests/chaos/README.md says which.
 ROWS := tests/properties/test_verdicts.py tests/e2e/test_equality_matrix.py tests/e2e/test_serve_refused.py \
 	tests/integration/router/test_waiting.py tests/integration/telemetry/test_dead_collector.py \
