@@ -78,6 +78,23 @@ def test_pods_have_the_gpus_that_ray_is_told_of(overlay: str) -> None:
     assert given == wanted
 
 
+def test_pools_that_grow_find_pods(overlay: str) -> None:
+    config = config_of(overlay)
+    for role, pool in (("prefill", config.prefill), ("decode", config.decode)):
+        if pool.autoscaling is None:
+            continue
+        (spec,) = (
+            each
+            for each in rendered(overlay).cluster["workerGroupSpecs"]
+            if each["labels"] == {"role": role}
+        )
+        assert rendered(overlay).cluster["enableInTreeAutoscaling"]
+        # One worker a pod, as both take all its GPUs.
+        assert pool.num_gpus == int(spec["rayStartParams"]["num-gpus"])
+        assert spec["minReplicas"] <= pool.autoscaling.min
+        assert spec["maxReplicas"] >= pool.autoscaling.max
+
+
 def test_who_is_ready_is_not_asked_as_who_lives(overlay: str) -> None:
     for group in rendered(overlay).groups:
         container = group.container
