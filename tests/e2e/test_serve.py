@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests import snippets
 from tests.hostile import knock, listening
 from tests.served_cluster import RELEVO, ServedCluster, is_taken
 
@@ -174,6 +176,28 @@ def test_chat_command_keeps_a_conversation(cluster: ServedCluster) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("> ") == 3
+
+
+def test_what_readme_and_get_started_tell_to_paste_works(cluster: ServedCluster) -> None:
+    pages = ("README.md", "docs/get_started.md")
+    programs = {page: list(snippets.programs(page)) for page in pages}
+    assert all(len(found) >= 3 for found in programs.values())
+
+    def run(program: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            snippets.for_cluster(program, cluster),
+            env={**os.environ, "RELEVO_URL": cluster.url},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in threads.map(run, [each for found in programs.values() for each in found]):
+            assert done.returncode == 0, (done.args[-1], done.stdout, done.stderr)
+            assert done.stdout
 
 
 def family(cluster: ServedCluster) -> list[psutil.Process]:
