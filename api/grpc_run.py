@@ -94,6 +94,8 @@ class GrpcRun:
 
 def scored(delta: TextDelta, serving: Serving) -> list[inference_pb2.TokenLogprobs]:
     """Logprobs of the tokens of a delta."""
+    if not delta.scored:
+        return []  # of nearly all deltas
     token_bytes = serving.tokenizer.token_bytes
     return [to_message(token.token_id, token.logprobs, token_bytes) for token in delta.scored]
 
@@ -103,7 +105,7 @@ def prompt_scored(
 ) -> list[inference_pb2.TokenLogprobs]:
     """Logprobs of the prompt's tokens, in the delta that has them."""
     if not delta.prompt_logprobs:
-        return []  # of nearly all deltas; a prompt is not to be copied for each
+        return []  # of nearly all; a prompt is not to be copied for each
     token_bytes = serving.tokenizer.token_bytes
     pairs = zip(stream.prompt[1:], delta.prompt_logprobs, strict=False)
     return [to_message(token_id, entry, token_bytes) for token_id, entry in pairs]
