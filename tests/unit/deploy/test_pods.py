@@ -143,6 +143,11 @@ def test_each_group_has_a_budget_that_blocks_nobody(overlay: str) -> None:
         assert budget["minAvailable"] == group.num_pods - 1
 
 
+def test_the_head_is_not_moved_to_save_a_node(overlay: str) -> None:
+    annotations = rendered(overlay).head.template["metadata"]["annotations"]
+    assert annotations == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+
+
 def test_the_pods_of_a_group_spread_over_nodes(overlay: str) -> None:
     for group in rendered(overlay).workers:
         (spread,) = group.spec["topologySpreadConstraints"]
