@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from relevo.v1 import state_pb2
 
 from engine.block_hash import BlockHash
+from router.block_name import BlockScheme
 from router.typical_rates import StepCost, TypicalRates
 from router.worker_view import LinkView, Pending, WorkerKey, WorkerView
 
@@ -31,35 +32,57 @@ def learn_rates(rates: TypicalRates, key: WorkerKey, pool: str, load: state_pb2.
     rates.learn(key, pool, _speed(load.prefill_tokens_per_s), age_s, _step_cost(load))
 
 
+def scheme_of(hello: state_pb2.WatchStateResponse.Hello) -> BlockScheme:
+    """How the worker cuts and names its blocks."""
+    return BlockScheme(max(hello.layout.block_size, 1), BlockHash(hello.hash_root))
+
+
 def facts_of(
     hello: state_pb2.WatchStateResponse.Hello,
     load: state_pb2.WorkerLoad | None,
     rates: TypicalRates,
 ) -> dict[str, Any]:
     """What the worker told, by the names of a view's fields; it stays until the next message."""
+    scheme = scheme_of(hello)
     return {
         "key": WorkerKey(hello.worker.worker_id, hello.worker.incarnation),
         "pool": hello.pool,
         "max_num_seqs": hello.max_num_seqs,
         "max_model_len": hello.max_model_len,
         "max_num_batched_tokens": hello.max_num_batched_tokens,
-        "block_size": max(hello.layout.block_size, 1),
-        "hash_root": BlockHash(hello.hash_root),
+        "block_size": scheme.block_size,
+        "hash_root": scheme.hash_root,
         "num_kv_blocks": hello.num_kv_blocks,
         "kv_bytes_per_token": max(hello.kv_bytes_per_token, 0),
         **({} if load is None else _facts_of_load(hello.pool, load, rates)),
     }
 
 
-def links_of(load: state_pb2.WorkerLoad) -> dict[WorkerKey, LinkView]:
-    """The ready links of a decode worker."""
-    return {
-        WorkerKey(link.peer_id, link.peer_incarnation): LinkView(
-            _speed(link.bandwidth_bytes_per_s), _seconds(link.latency_s), max(link.queued_bytes, 0)
-        )
-        for link in load.links
-        if link.state == "ready"
-    }
+class ReadyLinks:
+    """The ready links of a decode worker. Mostly they are as they were, and many to read."""
+
+    def __init__(self) -> None:
+        self._load: state_pb2.WorkerLoad | None = None  # the last that was looked at
+        self._links: Mapping[WorkerKey, LinkView] = {}
+
+    def of(self, load: state_pb2.WorkerLoad | None) -> Mapping[WorkerKey, LinkView]:
+        """By peer; the same object as before if they are the same."""
+        before, self._load = self._load, load
+        if load is None:
+            self._links = {}
+        elif load is not before and (before is None or before.links != load.links):
+            self._links = {
+                WorkerKey(link.peer_id, link.peer_incarnation): _view_link(link)
+                for link in load.links
+                if link.state == "ready"
+            }
+        return self._links
+
+
+def _view_link(link: state_pb2.LinkStatus) -> LinkView:
+    return LinkView(
+        _speed(link.bandwidth_bytes_per_s), _seconds(link.latency_s), max(link.queued_bytes, 0)
+    )
 
 
 def build_view(facts: Mapping[str, Any], standing: Standing) -> WorkerView:

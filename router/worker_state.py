@@ -7,18 +7,17 @@ next load that says it lives
 """
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from relevo.v1 import state_pb2
 
-from engine.block_hash import BlockHash
-from router.block_name import BlockName, BlockScheme, block_names
+from router.block_name import BlockName, block_names
 from router.picks import Picks
 from router.prefix_index import PrefixIndex
 from router.typical_rates import TypicalRates
-from router.view_builder import Standing, build_view, facts_of, learn_rates, links_of
-from router.worker_view import LinkView, Pending, WorkerKey, WorkerView
+from router.view_builder import ReadyLinks, Standing, build_view, facts_of, learn_rates, scheme_of
+from router.worker_view import Pending, WorkerKey, WorkerView
 from rpc.description import WorkerDescription
 
 MIN_FROZEN_S = 2.0
@@ -83,7 +82,7 @@ class WorkerState:
         self._rates = rates or TypicalRates()
         self._on_view_change = on_view_change
         self._picks = Picks()
-        self._links: Mapping[WorkerKey, LinkView] = {}  # the ready ones of the last load
+        self._links = ReadyLinks()
         self._distrusted_links: set[WorkerKey] = set()
         self._next_sequence = 0
         self._view: WorkerView | None = None
@@ -155,11 +154,7 @@ class WorkerState:
         self.hello = hello
         self.is_connected, self.is_synced = True, False
         self.lost_at_s = None
-        self._index.add_worker(
-            self.key,
-            limit=hello.num_kv_blocks,
-            scheme=BlockScheme(max(hello.layout.block_size, 1), BlockHash(hello.hash_root)),
-        )
+        self._index.add_worker(self.key, limit=hello.num_kv_blocks, scheme=scheme_of(hello))
         self._facts = None
         self._changed()
 
@@ -171,9 +166,6 @@ class WorkerState:
         self._index.store(self.key, _names(events.stored))
 
     def _apply_load(self, load: state_pb2.WorkerLoad, now_s: float) -> None:
-        # Mostly they are as they were, and many to read.
-        if self.load is None or self.load.links != load.links:
-            self._links = links_of(load)
         self.load = load
         if load.metrics:
             self.metrics = list(load.metrics)
@@ -284,13 +276,13 @@ class WorkerState:
         return full
 
     def view(self) -> WorkerView | None:
-        """Frozen data of this moment; None before the Hello."""
+        """Plain data of this moment; None before the Hello."""
         if self._view is None and self.hello is not None:
             standing = Standing(
                 is_routable=self.is_routable,
                 has_refused=self.has_refused,
                 pending=self._picks.total(),
-                links=self._links,
+                links=self._links.of(self.load),
                 distrusted_links=self._distrusted_links,
                 slot=self._index.slot(self.key),
             )
