@@ -106,8 +106,8 @@ class WorkerClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._transfer_ids = itertools.count(time.time_ns() // 1000)
         self.workers: dict[str, WatchedWorker] = {}
-        # where decode workers shall reach a prefill worker instead of at its own address
-        self.detours: dict[str, str] = {}
+        # where decode workers shall reach the prefill worker of an address
+        self.detour: Callable[[str], str] = lambda address: address
 
     def next_transfer_id(self) -> int:
         return next(self._transfer_ids)
@@ -273,7 +273,7 @@ class WorkerClient:
 
     def _to_peer(self, description: WorkerDescription) -> common_pb2.Peer:
         peer = description.to_peer()
-        peer.address = self.detours.get(peer.address, peer.address)
+        peer.address = self.detour(peer.address)
         return peer
 
     async def _watch(self, worker: WatchedWorker) -> None:

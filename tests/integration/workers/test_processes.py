@@ -5,17 +5,28 @@ The processes are shared by the tests of this file; a test starts anew what the 
 
 import asyncio
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 import psutil
 import pytest
 
-from tests.cluster_processes import ClusterProcesses, WorkerProcess
+from tests.cluster_processes import KV_TRANSFER, ClusterProcesses, WorkerProcess
+from tests.gate import Gate
 from tests.integration.workers.solo import LONG_PROMPT, PROMPT, tokens_alone
-from tests.worker_client import WorkerClient, make_request, read_decode, worker_client
+from tests.worker_client import (
+    WorkerClient,
+    make_request,
+    read_decode,
+    read_prefill,
+    worker_client,
+)
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -33,10 +44,50 @@ def processes(
         cluster.stop_all()
 
 
+class Gates:
+    """What decode workers reach a prefill worker through, on a loop that outlives the tests'."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gates", daemon=True)
+        self._thread.start()
+        self._gates: dict[str, tuple[Gate, str]] = {}
+
+    def in_front_of(self, address: str) -> str:
+        if address not in self._gates:
+            gate = Gate(address)
+            self._gates[address] = gate, self._run(gate.start())
+        return self._gates[address][1]
+
+    def freeze(self, address: str) -> None:
+        self._loop.call_soon_threadsafe(self._gates[address][0].freeze)
+
+    def open(self, address: str) -> None:
+        self._loop.call_soon_threadsafe(self._gates[address][0].open)
+
+    def close(self) -> None:
+        for gate, _ in self._gates.values():
+            self._run(gate.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
+
+
+@pytest.fixture(scope="module")
+def gates() -> Iterator[Gates]:
+    gates = Gates()
+    yield gates
+    gates.close()
+
+
 @pytest.fixture
-async def client(processes: ClusterProcesses) -> AsyncIterator[WorkerClient]:
+async def client(processes: ClusterProcesses, gates: Gates) -> AsyncIterator[WorkerClient]:
     descriptions = await asyncio.to_thread(processes.ensure, prefill=2, decode=1)
     async with worker_client(processes.token_file, descriptions) as watching:
+        watching.detour = gates.in_front_of
         await watching.until_linked(prefill="prefill-0")
         await watching.until_linked(prefill="prefill-1")
         yield watching
@@ -134,6 +185,39 @@ async def test_a_frozen_prefill_worker_fails_its_transfers_in_time_and_comes_bac
     frozen.signal(signal.SIGCONT)
     await client.until_linked(prefill="prefill-0")
     await client.until_quiet("prefill-0", timeout_s=10.0)
+    await check_hand_over(client, model_path, "prefill-0", "c")
+    await client.until_quiet()
+
+
+async def test_a_partition_between_two_workers_costs_their_link_only(
+    gates: Gates, client: WorkerClient, model_path: Path
+) -> None:
+    """No byte of the control plane passes either way, and no connection ends."""
+    address = client.workers["prefill-0"].description.address
+    transfer_id = client.next_transfer_id()
+    request = make_request(LONG_PROMPT, request_id="a")
+    prefilling = client.open_prefill(request, transfer_id=transfer_id)
+    decoding = asyncio.ensure_future(
+        read_decode(client.open_decode(request, transfer_id=transfer_id))
+    )
+    await prefilling.read()
+    gates.freeze(address)
+    try:
+        await check_hand_over(client, model_path, "prefill-1", "b")
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await asyncio.wait_for(decoding, 2 * KV_TRANSFER["transfer_timeout_s"])
+        assert lost.value.code() is grpc.StatusCode.ABORTED
+        await client.eventually(
+            lambda: client.workers["decode-0"].link_state("prefill-0") != "ready",
+            what="a link that is lost",
+        )
+        # the prefill worker hears of no release: its lease ends
+        await read_prefill(prefilling)
+        await client.until_quiet(timeout_s=3 * KV_TRANSFER["lease_s"])
+    finally:
+        gates.open(address)
+    # and whatever was held up arrives now
+    await client.until_linked(prefill="prefill-0")
     await check_hand_over(client, model_path, "prefill-0", "c")
     await client.until_quiet()
 

@@ -10,6 +10,7 @@ from decode_workers.link_channel import DialedLinkChannel
 from kv_transfer.control import (
     ControlClosedError,
     LinkAccepted,
+    LinkAlive,
     LinkIncompatible,
     LinkMessage,
     LinkOpen,
@@ -85,7 +86,7 @@ def make_ends() -> tuple[DialedLinkChannel, AcceptedLinkChannel]:
     return DialedLinkChannel(pipe), AcceptedLinkChannel(ServerEnd(pipe))
 
 
-@pytest.mark.parametrize("message", [OPEN, StoreEntry("key", b"\x00\xff")])
+@pytest.mark.parametrize("message", [OPEN, StoreEntry("key", b"\x00\xff"), LinkAlive()])
 async def test_what_the_decode_side_says_arrives(message: LinkMessage) -> None:
     dialed, accepted = make_ends()
     await dialed.send(message)
@@ -99,6 +100,7 @@ async def test_what_the_decode_side_says_arrives(message: LinkMessage) -> None:
         LinkIncompatible("other model"),
         StoreEntry("key", b""),
         LinkReady(),
+        LinkAlive(),
     ],
 )
 async def test_what_the_prefill_side_says_arrives(message: LinkMessage) -> None:
