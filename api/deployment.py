@@ -85,11 +85,14 @@ class IngressReplica:
         return self._router.status() | {"stats": {"of": self._name, "number": number, "line": line}}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """How many workers each pool should have, by the pool's name; Serve asks for it.
+        """How many workers each pool should have; Serve asks for it about once a second.
 
-        Asked where a pool grows and shrinks, about once a second; empty while it is not known.
+        By the pool's name, and as `<pool>_floor` whether that is only the least (1) or not (0);
+        empty while it is not known. Asked where a pool grows and shrinks.
         """
-        return {pool: float(target) for pool, target in self._router.scale().items()}
+        wishes = self._router.scale()
+        stats = {pool: float(wish.target) for pool, wish in wishes.items()}
+        return stats | {f"{pool}_floor": float(wish.is_floor) for pool, wish in wishes.items()}
 
     def __repr__(self) -> str:
         return self._name

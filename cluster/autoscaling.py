@@ -31,8 +31,13 @@ class TellWishes:
         assert context.app_name is not None
         metrics: Mapping[str, Mapping[Any, Any]] = context.raw_metrics or {}
         for pool in POOLS:
+            floors = metrics.get(f"{pool}_floor", {})
             newest = {
-                str(replica): (series[-1].timestamp, int(series[-1].value))
+                str(replica): scaling_board.Wish(
+                    at_s=series[-1].timestamp,
+                    target=int(series[-1].value),
+                    is_floor=bool(floors.get(replica) and floors[replica][-1].value),
+                )
                 for replica, series in metrics.get(pool, {}).items()
                 if series
             }
@@ -50,8 +55,13 @@ class FollowWishes:
         """Called in Serve's controller, about ten times a second."""
         assert context.app_name is not None
         assert context.current_time is not None
-        wished = scaling_board.read(context.app_name, self._pool, now_s=context.current_time)
-        return context.target_num_replicas if wished is None else wished, {}
+        wished = scaling_board.read(
+            context.app_name,
+            self._pool,
+            present=context.target_num_replicas,
+            now_s=context.current_time,
+        )
+        return wished, {}
 
 
 def ingress_options(num_replicas: int, *, is_scaling: bool) -> dict[str, Any]:

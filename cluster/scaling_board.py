@@ -6,19 +6,34 @@ ingress's writes here, those of the pools read.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 FRESH_S = 15.0  # a wish that is older says nothing of now
 
-# (application, pool) -> what each ingress replica wished for: (time, workers).
-_wishes: dict[tuple[str, str], Mapping[str, tuple[float, int]]] = {}
+
+class Wish(NamedTuple):
+    """What one ingress replica wished for, when."""
+
+    at_s: float
+    target: int
+    is_floor: bool = False  # at least
 
 
-def write(application: str, pool: str, wishes: Mapping[str, tuple[float, int]]) -> None:
-    """Replace the wishes for a pool: by replica, when it was and how many workers."""
+# (application, pool) -> the wish of each ingress replica.
+_wishes: dict[tuple[str, str], Mapping[str, Wish]] = {}
+
+
+def write(application: str, pool: str, wishes: Mapping[str, Wish]) -> None:
+    """Replace the wishes for a pool."""
     _wishes[application, pool] = wishes
 
 
-def read(application: str, pool: str, *, now_s: float) -> int | None:
-    """The greatest fresh wish, since each ingress sees its own queue; None without one."""
+def read(application: str, pool: str, *, present: int, now_s: float) -> int:
+    """The greatest fresh wish, since each ingress sees its own queue; without one the present.
+
+    Never fewer than at present while an ingress does not know all workers yet.
+    """
     wishes = _wishes.get((application, pool), {}).values()
-    return max((number for at_s, number in wishes if now_s - at_s <= FRESH_S), default=None)
+    fresh = [wish for wish in wishes if now_s - wish.at_s <= FRESH_S]
+    greatest = max((wish.target for wish in fresh), default=present)
+    return max(greatest, present) if any(wish.is_floor for wish in fresh) else greatest

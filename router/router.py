@@ -34,7 +34,7 @@ from router.request_metrics import RequestMetrics
 from router.request_run import RequestRun, RunServices
 from router.retry import RetryBudget
 from router.retry_quota import RetryQuota
-from router.scaling.autoscaler import Autoscaler
+from router.scaling.autoscaler import Autoscaler, Wish
 from router.scaling.config import ScalingConfig
 from router.scaling.meter import LoadMeter
 from router.status import Readiness, build_status, describe_routes
@@ -152,7 +152,7 @@ class Router:
             body["scaling"] = scaling
         return body
 
-    def scale(self) -> Mapping[str, int]:
+    def scale(self) -> Mapping[str, Wish]:
         """Decide anew how many workers each pool that grows and shrinks should have.
 
         Called about once a second; empty while that is not known.

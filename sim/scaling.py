@@ -51,10 +51,11 @@ class _TokenScaler:
         )
 
     def targets(self, cluster: SimCluster) -> Mapping[str, int]:
-        return self._autoscaler.tick(
+        wishes = self._autoscaler.tick(
             queued_requests=sum(front.num_waiting for front in cluster.fronts),
             queued_tokens=sum(front.num_waiting_tokens for front in cluster.fronts),
         )
+        return {pool: wish.target for pool, wish in wishes.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

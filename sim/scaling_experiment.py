@@ -13,8 +13,8 @@ from sim.trace import Trace
 FIXED = "fixed"
 EQUAL_SHARE = 0.005  # of the requests: so much less goodput still counts as equal
 # Requests for each worker that Serve's policy is tried with; its own default is 2.
-SERVE_PREFILL_TARGETS = (1.0, 2.0, 4.0)
-SERVE_DECODE_TARGETS = (2.0, 8.0, 16.0, 32.0, 64.0)
+SERVE_PREFILL_TARGETS = (0.5, 1.0, 2.0)
+SERVE_DECODE_TARGETS = (4.0, 8.0, 16.0, 32.0)
 ScalingPolicy = TokenSignals | OngoingRequests
 
 

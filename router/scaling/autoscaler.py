@@ -7,6 +7,7 @@ Before the workers that there should be are known nothing is wished for.
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from router.scaling.config import ScalingConfig
 from router.scaling.meter import LoadMeter
@@ -14,6 +15,13 @@ from router.scaling.policy import PoolPlan, ScalingPlan, begin, decide
 from router.worker_view import DECODE, PREFILL
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class Wish(NamedTuple):
+    """Workers that a pool should have."""
+
+    target: int
+    is_floor: bool  # at least: there may be more, of whom nothing is known yet
 
 
 class Autoscaler:
@@ -33,8 +41,8 @@ class Autoscaler:
         self._now = now
         self._plan: ScalingPlan | None = None
 
-    def tick(self, *, queued_requests: int, queued_tokens: int) -> Mapping[str, int]:
-        """Look and decide; workers that each scaled pool should have, by its name."""
+    def tick(self, *, queued_requests: int, queued_tokens: int) -> Mapping[str, Wish]:
+        """Look and decide; what is wished for each scaled pool, by its name."""
         now_s = self._now()
         load = self._meter.look(now_s, queued_requests=queued_requests, queued_tokens=queued_tokens)
         if self._plan is None:
@@ -52,7 +60,12 @@ class Autoscaler:
                     before.pools[name].target,
                     pool.reason,
                 )
-        return {name: pool.target for name, pool in self._plan.pools.items()}
+        return {name: self._wish(name, pool, now_s) for name, pool in self._plan.pools.items()}
+
+    def _wish(self, name: str, pool: PoolPlan, now_s: float) -> Wish:
+        scaling = self._config.pool(name)
+        assert scaling is not None, name
+        return Wish(pool.target, is_floor=not pool.is_settled(scaling, now_s))
 
     def status(self) -> dict[str, object]:
         """For `/v1/status`: each scaled pool's target, and why."""

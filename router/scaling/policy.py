@@ -6,6 +6,10 @@
     target   grows to the least advice of the last up_delay_s,
              shrinks to the greatest of the last down_delay_s
 
+Who decides may be younger than the pools: until a plan is down_delay_s old it is not settled. Its
+target then follows whoever turns up, and is a floor for those that may still be starting. A pool
+without a live worker says nothing of its load, and stays as it is.
+
 So a target that grew does not shrink before down_delay_s have passed, nor the other way round
 before up_delay_s have. The pools are judged together: prompts that a growing prefill pool will let
 through count as decode demand at once, and no pool shrinks while the other one lacks workers,
@@ -43,6 +47,10 @@ class PoolPlan:
     reason: str = ""  # of the present target
     signal: str = ""  # the strongest one now
     advice: tuple[Advice, ...] = ()
+
+    def is_settled(self, scaling: PoolScaling, now_s: float) -> bool:
+        """Whether the target may be less than there are."""
+        return now_s - self.began_s >= scaling.down_delay_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +122,9 @@ def _next(
     is_kept: bool,
     now_s: float,
 ) -> PoolPlan:
-    advised = _advise(pool.target, scaling, demand, live=live)
+    if not pool.is_settled(scaling, now_s):
+        pool = replace(pool, target=max(pool.target, min(live, scaling.max)))
+    advised = _advise(pool.target, scaling, demand, live=live) if live else pool.target
     if is_kept:
         advised = max(advised, pool.target)
     oldest_s = now_s - max(scaling.up_delay_s, scaling.down_delay_s)
@@ -142,7 +152,7 @@ def _settle(pool: PoolPlan, scaling: PoolScaling, now_s: float) -> int:
         least = min(since(scaling.up_delay_s))
         if least > pool.target:
             return least
-    if now_s - pool.began_s >= scaling.down_delay_s:
+    if pool.is_settled(scaling, now_s):
         greatest = max(since(scaling.down_delay_s))
         if greatest < pool.target:
             return greatest

@@ -75,6 +75,15 @@ def test_without_a_fresh_wish_a_pool_stays_as_it_is(
     assert FollowWishes("decode")(context(target=3))[0] == 3
 
 
+def test_an_ingress_that_does_not_know_all_workers_yet_lets_nobody_go() -> None:
+    TellWishes()(context(wishes={"decode": [(99.0, 1.0)], "decode_floor": [(99.0, 1.0)]}))
+    assert FollowWishes("decode")(context(target=4))[0] == 4
+    TellWishes()(context(wishes={"decode": [(99.0, 6.0)], "decode_floor": [(99.0, 1.0)]}))
+    assert FollowWishes("decode")(context(target=4))[0] == 6
+    TellWishes()(context(wishes={"decode": [(99.0, 1.0)], "decode_floor": [(99.0, 0.0)]}))
+    assert FollowWishes("decode")(context(target=4))[0] == 1
+
+
 def test_an_ingress_that_fell_silent_is_forgotten() -> None:
     TellWishes()(context(wishes={"decode": [(99.0, 7.0)]}))
     TellWishes()(context(wishes={}))
@@ -88,7 +97,7 @@ def test_serve_adds_no_delay_and_no_factor_of_its_own() -> None:
     wrapped = _apply_autoscaling_config(policy(**config.policy.policy_kwargs))
     for wished in (6, 1):
         # As in Serve's controller: the policy came by value, the board by name.
-        scaling_board.write(APP, "decode", {"a": (99.0, wished)})
+        scaling_board.write(APP, "decode", {"a": scaling_board.Wish(99.0, wished)})
         assert wrapped(context(config=config))[0] == wished
 
 

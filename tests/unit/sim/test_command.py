@@ -47,7 +47,7 @@ def test_autoscaling_is_compared_with_serve_s(tmp_path: Path) -> None:
     assert status == 0, text
     assert "of those of Serve's policy at +0.0% good requests" in text
     reports = json.loads(numbers.read_text())["scaling"]
-    assert [report["policy"] for report in reports[:3]] == ["fixed", "relevo", "serve 1/2"]
+    assert [report["policy"] for report in reports[:3]] == ["fixed", "relevo", "serve 0.5/4"]
     # One worker of each is the least and the most.
     assert {report["most_prefill"] + report["most_decode"] for report in reports} == {2}
 

@@ -114,7 +114,12 @@ def test_nothing_is_wished_for_before_requests_can_be_served() -> None:
     world.start(PREFILL)
     world.start(DECODE)
     is_ready = True
-    assert autoscaler.tick(queued_requests=0, queued_tokens=0) == {PREFILL: 1, DECODE: 1}
+    wishes = autoscaler.tick(queued_requests=0, queued_tokens=0)
+    assert wishes == {PREFILL: (1, True), DECODE: (1, True)}
+    world.start(DECODE, number=1)
+    assert autoscaler.tick(queued_requests=0, queued_tokens=0)[DECODE] == (2, True)
+    world.run_until(31.0)
+    assert autoscaler.tick(queued_requests=0, queued_tokens=0)[DECODE].is_floor is False
 
 
 def test_the_status_tells_the_target_and_why() -> None:
@@ -127,7 +132,7 @@ def test_the_status_tells_the_target_and_why() -> None:
     for second in range(8):
         world.run_until(float(second))
         targets = autoscaler.tick(queued_requests=0, queued_tokens=0)
-    assert targets[PREFILL] == 2
+    assert targets[PREFILL].target == 2
     shown = autoscaler.status()[PREFILL]
     assert isinstance(shown, dict)
     assert (shown["target"], shown["serving"], shown["min"], shown["max"]) == (2, 1, 1, 8)

@@ -197,6 +197,20 @@ def test_the_reason_stays_with_the_target_it_led_to() -> None:
     assert "0 prompt tokens/s" in pool.signal
 
 
+def test_a_young_plan_counts_whoever_turns_up() -> None:
+    late = steady(3, decode={"num_workers": 1}) + steady(40, decode={"num_workers": 3})
+    numbers = targets(follow(late), DECODE)
+    assert numbers[3:5] == [1, 3]
+    assert numbers[28] == 3
+    assert numbers[-1] == 1, "later they are too many"
+
+
+def test_a_pool_without_a_live_worker_stays_as_it_is() -> None:
+    series = steady(20, decode=FULL) + steady(90, decode={"num_workers": 0}, queued_requests=50)
+    numbers = targets(follow(series), DECODE)
+    assert numbers[20] == numbers[-1] == 2
+
+
 def test_one_pool_alone_may_be_scaled() -> None:
     only_decode = replace(CONFIG, prefill=None)
     plan = begin(only_decode, ONE_EACH, now_s=0.0)
