@@ -1,11 +1,13 @@
 """`relevo sim --autoscale`: what growing and shrinking pools cost, beside Serve's own policy."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 
 from router.scaling.config import DecodeScaling, PrefillScaling, ScalingConfig
+from rpc.feed_pace import FeedPace
 from sim.cluster import ClusterSpec
 from sim.report import Objectives
 from sim.scaling import TokenSignals
@@ -18,6 +20,8 @@ from sim.scaling_experiment import (
 )
 from sim.trace import Trace
 
+# Decisions are taken once a second: state messages four times a second will do, and are fast.
+PACE = FeedPace(min_interval_s=0.25)
 COLUMNS = (
     "good",
     "TTFT p50",
@@ -41,6 +45,7 @@ def show_scaling(
         prefill=PrefillScaling(max=spec.num_prefill, ttft_s=objectives.ttft_s),
         decode=DecodeScaling(max=spec.num_decode, itl_s=objectives.tpot_s),
     )
+    spec = replace(spec, pace=PACE)
     fixed = run_fixed(spec, trace, objectives, seed=seed)
     ours = run_scaled(spec, trace, TokenSignals(config=config), objectives, seed=seed)
     rivals = [
