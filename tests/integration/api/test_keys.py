@@ -26,7 +26,7 @@ async def test_every_route_wants_a_key(locked_site: Site, headers: list[tuple[st
         if path.startswith("/v1/messages") and headers[:1] == [("x-api-key", KEY)]:
             continue  # the one API whose clients send it so
         for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT"):
-            response = await locked_site.http.request(method, path, headers=headers)
+            response = await locked_site.inside.request(method, path, headers=headers)
             assert (response.status_code == 401) != (path in OPEN), (method, path)
 
 

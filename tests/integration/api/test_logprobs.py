@@ -48,7 +48,7 @@ def scoring(text: str, *, size: int = 1) -> Any:
 
 
 async def whole(site: Site, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = await site.http.post(path, json=body)
+    response = await site.inside.post(path, json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
