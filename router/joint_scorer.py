@@ -10,9 +10,8 @@ import numpy as np
 
 from router.cost import Cost, Need, decode_part, local_cost, pair_cost
 from router.policy import Candidates, Choice, RouteRequest, ScoredChoices
-from router.pools import Floats, WorkerTable
 from router.totals import Side, decode_totals, put_local_totals, put_pair_totals
-from router.worker_view import DECODE, PREFILL, WorkerView
+from router.worker_view import DECODE, PREFILL
 
 
 class JointCostScorer:
@@ -22,7 +21,7 @@ class JointCostScorer:
         """Return all choices, what may not be taken among them."""
         pools = candidates.pools
         tables, links = pools.tables, pools.links
-        need = request.need(_mean_prompts_ahead(tables[PREFILL]))
+        need = request.need(tables[PREFILL].mean_prompts_ahead)
         decode = _side(request, candidates, DECODE)
         wait_s, base_s = decode_totals(need, decode)
         totals_s = np.empty(links.shape)
@@ -52,7 +51,8 @@ def explain(request: RouteRequest, need: Need, choice: Choice) -> Cost:
     prefill, decode = choice
     num_cached = request.cached_decode.num_tokens_of(decode)
     part = decode_part(need, decode, num_cached=num_cached)
-    num_strangers = _count_strangers(request, *choice.workers)
+    own = request.session_workers
+    num_strangers = sum(worker.key not in own for worker in choice.workers) if own else 0
     if prefill is None:
         num_confirmed = request.cached_decode.num_confirmed_of(decode)
         return local_cost(
@@ -70,11 +70,6 @@ def explain(request: RouteRequest, need: Need, choice: Choice) -> Cost:
     )
 
 
-def _count_strangers(request: RouteRequest, *workers: WorkerView) -> int:
-    own = request.session_workers
-    return sum(worker.key not in own for worker in workers) if own else 0
-
-
 def _side(request: RouteRequest, candidates: Candidates, pool: str) -> Side:
     table = candidates.pools.tables[pool]
     cached = request.cached_prefill if pool == PREFILL else request.cached_decode
@@ -85,8 +80,3 @@ def _side(request: RouteRequest, candidates: Candidates, pool: str) -> Side:
         num_cached=cached.expected(table.slots),
         strangers=(~table.mask(own)).astype(np.float64) if own else None,
     )
-
-
-def _mean_prompts_ahead(table: WorkerTable) -> float:
-    counts: Floats = table.columns.num_prompts_ahead
-    return float(np.add.reduce(counts)) / max(len(counts), 1)

@@ -26,7 +26,6 @@ COLUMNS = (
     "kv_bytes_per_token",
     "pending_bytes",
     "promised_tokens",
-    "num_prompts_ahead",
     "queue_s",
     "fixed_s",
     "token_s",
@@ -69,6 +68,7 @@ class WorkerTable:
         self.row_of: dict[WorkerKey, int] = {}
         self._matrix = np.zeros((len(COLUMNS), FIRST_ROWS))
         self._slots = np.full(FIRST_ROWS, NO_SLOT, dtype=np.intp)
+        self._num_prompts_ahead = 0  # of all rows
         self._columns: Columns | None = None
 
     def set(self, view: WorkerView) -> int:
@@ -81,6 +81,9 @@ class WorkerTable:
             if row + 1 == len(self._slots):
                 self._matrix = np.concatenate((self._matrix, 0.0 * self._matrix), axis=1)
                 self._slots = np.concatenate((self._slots, self._slots))
+        else:
+            self._num_prompts_ahead -= self.views[row].num_prompts_ahead
+        self._num_prompts_ahead += view.num_prompts_ahead
         self.views[row] = view
         self._matrix[:, row] = _numbers_of(view)
         self._slots[row] = view.slot
@@ -89,6 +92,7 @@ class WorkerTable:
     def remove(self, key: WorkerKey) -> None:
         """Let a worker go."""
         row = self.row_of.pop(key)
+        self._num_prompts_ahead -= self.views[row].num_prompts_ahead
         last = self.views.pop()
         if last.key != key:
             self.views[row] = last
@@ -105,6 +109,11 @@ class WorkerTable:
             columns = self._matrix[:, : len(self.views)]
             self._columns = Columns(dict(zip(COLUMNS, columns, strict=True)))
         return self._columns
+
+    @property
+    def mean_prompts_ahead(self) -> float:
+        """Prompts that wait on each of them, on average."""
+        return self._num_prompts_ahead / max(len(self.views), 1)
 
     def with_nobody(self, name: str) -> Floats:
         """One column with nobody's 0 at its end, where NOBODY finds it."""
@@ -236,6 +245,8 @@ class Pools:
         """Assert that views, rows and links say the same; after `settle`."""
         for table in self.tables.values():
             assert len(table.views) == len(table.row_of) == len(table.slots)
+            counts = [view.num_prompts_ahead for view in table.views]
+            assert table.mean_prompts_ahead == sum(counts) / max(len(counts), 1)
             for key, row in table.row_of.items():
                 view = table.views[row]
                 assert view.key == key
