@@ -54,7 +54,7 @@ def reads_calls_back(dialect: Dialect, tokenizer: PreTrainedTokenizerFast) -> bo
         )
     except Exception as error:
         # The template is a program of others.
-        _LOGGER.info("The chat template writes no calls", exc_info=error)
+        _LOGGER.debug("The chat template writes no calls", exc_info=error)
         return False
     pairs = enumerate(zip(asked, answered, strict=False))
     start = next((place for place, (one, other) in pairs if one != other), len(asked))

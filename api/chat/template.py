@@ -50,6 +50,7 @@ class ChatTemplate:
         self._spelling = re.compile("|".join(re.escape(each) for each in spellings if each))
         self.dialect = Dialect.of(_source(tokenizer))
         if self.dialect.has_tools and not reads_calls_back(self.dialect, tokenizer):
+            _LOGGER.info("Calls as the chat template writes them are not read: Hermes' words it is")
             self.dialect = replace(self.dialect, has_tools=False, syntax=HERMES)
 
     @property

@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import json
 import time
+from email.utils import parsedate_to_datetime
 
 import orjson
 import psutil
@@ -273,6 +274,11 @@ async def test_keep_alive_comments_come_in_a_quiet_stream(model_path, tokenizer)
         response = await site.http.post("/v1/completions", json={**COMPLETION, "stream": True})
         assert ": keep-alive\n\n" in response.text
         assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_an_answer_is_dated(site: Site) -> None:
+    date = parsedate_to_datetime((await site.http.get("/health")).headers["date"])
+    assert abs(date.timestamp() - time.time()) < 3
 
 
 async def test_readiness_follows_the_router(site: Site) -> None:
