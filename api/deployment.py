@@ -13,13 +13,12 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from api.config import IngressConfig, ModelConfig
-from api.ingress import Ingress
 from router.config import RouterConfig
 from router.discovery import Discovery
-from router.router import Router
 from router.scaling.config import ScalingConfig
 from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
+from rpc.start_imports import import_whole
 from rpc.token import read_token
 from telemetry.config import TelemetryConfig
 from telemetry.logs import set_up_logging
@@ -47,7 +46,7 @@ class IngressSettings:
 class IngressReplica:
     """Owns the router and the servers from the replica's start to its end."""
 
-    _ingress: Ingress | None = None  # until __init__ made it; __del__ runs after a failed one too
+    _ingress: Any = None  # until __init__ made it; __del__ runs after a failed one too
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, name: str, settings: IngressSettings, *workers: DeploymentHandle[Any]
@@ -57,7 +56,8 @@ class IngressReplica:
         sink = PrometheusSink()
         metrics = Metrics(settings.wrap_sink(sink))
         self._channels = ChannelPool(token=read_token(settings.token_file), config=settings.rpc)
-        self._router = Router(
+        # Only now: whoever deploys this class would wait for what it needs none of.
+        self._router = import_whole("router.router").Router(
             settings.router,
             settings.make_discovery(workers),
             self._channels,
@@ -69,7 +69,7 @@ class IngressReplica:
         )
         await self._router.start()
         model = replace(settings.model, path=settings.find_model(settings.model.path))
-        self._ingress = Ingress(
+        self._ingress = import_whole("api.ingress").Ingress(
             settings.ingress,
             model,
             router=self._router,
@@ -82,7 +82,8 @@ class IngressReplica:
     def status(self) -> dict[str, object]:
         """The body of /v1/status and our last line of statistics, for who started the cluster."""
         number, line = (0, "") if self._ingress is None else self._ingress.stats
-        return self._router.status() | {"stats": {"of": self._name, "number": number, "line": line}}
+        status: dict[str, object] = self._router.status()
+        return status | {"stats": {"of": self._name, "number": number, "line": line}}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """How many workers each pool should have; Serve asks for it about once a second.
