@@ -20,6 +20,7 @@ _ALIASES = {
     "rope_parameters": ("rope_scaling",),
     "num_experts": ("num_local_experts", "n_routed_experts"),
 }
+_ROPE_ALIASES = {"su": "longrope"}
 
 
 class ModelConfig:
@@ -73,10 +74,9 @@ class ModelConfig:
     def rope_parameters(self) -> Mapping[str, Any]:
         """Of the rotary embedding; older files have other names in it."""
         found = self._find("rope_parameters") or {}
-        if "type" in found and "rope_type" not in found:
-            return {**found, "rope_type": found["type"]}
         assert isinstance(found, Mapping)
-        return found
+        kind = found.get("rope_type", found.get("type"))
+        return found if kind is None else {**found, "rope_type": _ROPE_ALIASES.get(kind, kind)}
 
     def get_text_config(self) -> "ModelConfig":
         """Its own keys: those of the text are at hand already."""

@@ -1,5 +1,6 @@
 """A Ray cluster that somebody else started: joined by `relevo serve`, used by `serve deploy`."""
 
+import json
 import os
 import signal
 import subprocess
@@ -265,3 +266,21 @@ def test_a_deployment_is_replaced_and_rolled_back(
         address = ["--address", head.dashboard]
         command = [str(BIN / "serve"), "shutdown", "-y", *address]
         subprocess.run(command, env=head.environment, check=False)
+
+
+@long_form
+def test_the_doctor_asks_every_node(head: Head, tiny_model: Path) -> None:
+    keys = (f"cluster.ray_address={head.address}", f"model.path={tiny_model}")
+    with another_node(head, num_cpus=1):
+        done = subprocess.run(
+            [str(BIN / "relevo"), "doctor", "--json", *(f"--set={key}" for key in keys)],
+            env=head.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    findings = json.loads(done.stdout)["findings"]
+    nodes = [each for each in findings if each["check"].startswith("node ")]
+    assert len(nodes) == 2, done.stdout + done.stderr
+    assert all("the same versions" in each["text"] for each in nodes), nodes

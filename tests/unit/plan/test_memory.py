@@ -109,8 +109,9 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
 
 
 def test_an_old_name_of_a_rope_limits_the_length_too() -> None:
-    rope = {"type": "longrope", "original_max_position_embeddings": 4096}
-    assert memory(model_config(rope_scaling=rope)).max_model_len == 4096
+    for kind in ("longrope", "su"):
+        rope = {"type": kind, "original_max_position_embeddings": 4096}
+        assert memory(model_config(rope_scaling=rope)).max_model_len == 4096
 
 
 def test_a_file_that_is_no_configuration_is_one_line(tmp_path: Path) -> None:

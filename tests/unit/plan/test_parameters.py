@@ -12,6 +12,7 @@ from plan.model_config import ModelConfig
 from plan.parameters import count_parameters
 from tests.tiny_families import EXPERTS, FAMILIES, SMALL_EXPERTS, Family
 from tests.unit.plan.configs import LLAMA_8B, QWEN3_30B, model_config, num_parameters
+from tests.unit.plan.published import PUBLISHED
 
 # Switches that no family's own example turns.
 TURNED = {
@@ -42,15 +43,10 @@ def test_every_family_is_counted_exactly(name: str) -> None:
         assert [window is not None for window in layer_windows(ours)] == list(kinds.values())
 
 
-@pytest.mark.parametrize(
-    ("values", "billions"),
-    [(LLAMA_8B, 8.030261248), (QWEN3_30B, 30.532122624)],
-    ids=["llama 8b", "qwen3 30b"],
-)
-def test_published_models_have_their_published_size(
-    values: dict[str, Any], billions: float
-) -> None:
-    assert num_parameters(model_config(values)) == round(billions * 1e9)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_published_size(name: str) -> None:
+    values, published = PUBLISHED[name]
+    assert num_parameters(model_config(values)) == published
 
 
 def test_a_token_passes_few_of_the_experts() -> None:
