@@ -48,6 +48,8 @@ async def compare(
     seed: int = 1,
 ) -> Results:
     """Every server does every piece of work in every round; none begins that would end late."""
+    for server in servers:
+        server.thaw()  # whoever was frozen before we came
     models = {server.name: await asyncio.to_thread(server.wait_until_ready) for server in servers}
     results: Results = {name: {server.name: [] for server in servers} for name in work}
     for server in servers:

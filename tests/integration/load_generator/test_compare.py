@@ -58,6 +58,26 @@ async def test_shared_prefixes_are_computed_before_they_are_measured() -> None:
     assert kept[0]["max_tokens"] == 1
 
 
+async def test_a_server_that_was_frozen_before_is_asked_all_the_same() -> None:
+    """A frozen one would not even say which model it serves."""
+    process = psutil.Popen(["sleep", "60"])
+    process.suspend()
+
+    class Watching(PeerServer):
+        def wait_until_ready(self) -> str:
+            assert process.status() != psutil.STATUS_STOPPED
+            return super().wait_until_ready()
+
+    try:
+        async with serving(FakeOpenAIServer()) as fake:
+            spec = ServerSpec(url=fake.url, pid=process.pid, freeze=True)
+            await compare([Watching("s", spec)], ["W4"], rounds=1, scale=0.01)
+        assert process.status() == psutil.STATUS_STOPPED
+    finally:
+        process.kill()
+        process.wait()
+
+
 async def test_other_work_is_told() -> None:
     class Doubling(FakeOpenAIServer):
         def _usage(self, body: dict[str, object]) -> dict[str, object]:
