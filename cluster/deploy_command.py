@@ -108,7 +108,8 @@ class _Deployment:
                     reason = str(error)
             self._note(config, digest, is_ready=not reason)
         if reason:
-            self._terminal.fail(f"relevo deploy: {reason}; `relevo rollback` goes back")
+            verb = "rollback" if self._is_rollback else "deploy"
+            self._terminal.fail(f"relevo {verb}: {reason}; `relevo rollback` goes back")
             return EXIT_FAILED
         say("release", f"{digest} serves; /version names it")
         return 0

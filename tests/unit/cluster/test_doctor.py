@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cluster import doctor_gpus, doctor_machine, doctor_nodes, doctor_site
+from cluster import doctor, doctor_gpus, doctor_machine, doctor_nodes, doctor_site
 from cluster.cli import app
 from cluster.config import ClusterConfig, load_config
 from cluster.doctor_nodes import Survey, check_nodes
@@ -319,9 +319,16 @@ def test_the_command_says_all_and_tells_by_its_status(checkpoint: Path) -> None:
     assert unwell.exit_code == 1
     assert "model.path /no/such does not exist" in unwell.output
     assert "cannot serve as it is" in unwell.output
-    wrong = CliRunner().invoke(app, ["doctor", "--set", "model.pth=x", "--json"])
-    assert wrong.exit_code == 1
-    assert "did you mean" in wrong.output
+
+
+def test_a_wrong_key_is_a_problem_and_the_rest_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor_machine, "examine", lambda: iter(()))
+    found = list(doctor.examine(None, ["model.pth=x"]))
+    [wrong] = [each for each in found if each.level is Level.PROBLEM]
+    assert "did you mean" in wrong.text
+    assert "gpu" in {each.check for each in found}
 
 
 def _free_port() -> int:
