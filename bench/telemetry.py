@@ -12,9 +12,9 @@ median, its 90 % interval (by resampling rounds) and spread. Processor time is t
 two on a machine that does other things. With --append the rounds are added to those of the file,
 and all of them count: several short runs at quiet moments are as good as a long one.
 
-What seeing costs does not depend on the model: with a tiny one the difference in processor time per
-request, printed last, is known within a minute also on a busy machine. Held against what a request
-takes with the model one serves, it is the share.
+What seeing costs does not depend on the model: a tiny one shows the difference in processor time
+per request, printed last, in many cheap rounds. Held against what a request takes with the model
+one serves, it is the share.
 """
 
 import argparse
