@@ -94,6 +94,8 @@ def read_trace(path: Path) -> Trace:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     if len(requests) < 2:
         raise ValueError(f"{path} has {len(requests)} requests but at least 2 are needed")
+    start_s = requests[0].arrived_s  # an Azure trace says which day of the year it was
+    requests = [replace(each, arrived_s=each.arrived_s - start_s) for each in requests]
     return Trace(name=path.stem, requests=requests)
 
 

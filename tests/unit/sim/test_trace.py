@@ -87,3 +87,10 @@ def test_a_made_up_trace_has_the_shape_of_recorded_ones() -> None:
     assert all(len(r.block_ids) == -(-r.num_prompt_tokens // 512) for r in requests)
     lengths = sorted(r.num_prompt_tokens for r in requests)
     assert lengths[1000] < 10_000 < lengths[-20]  # most are short, a few are long
+
+
+def test_the_first_request_of_a_recorded_day_comes_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "azure.csv"
+    rows = ["2023-11-16 18:17:03.9799600,4808,10", "2023-11-16 18:17:04.9799600,3180,8"]
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    assert [each.arrived_s for each in read_trace(file).requests] == [0.0, 1.0]
