@@ -46,7 +46,7 @@ def _read_message(value: object, name: str) -> Iterable[Message]:
     if not isinstance(value, dict):
         raise invalid(f"{name} must be an object, got {show(value)}", name)
     role, place = value.get("role"), f"{name}.content"
-    if role not in {"user", "assistant"}:
+    if role not in ("user", "assistant"):  # no set: anything may stand there
         raise invalid(f"{name}.role must be user or assistant, got {show(role)}", f"{name}.role")
     given = value.get("content")
     if isinstance(given, str):

@@ -61,7 +61,7 @@ def is_thinking(body: Values) -> bool:
     if thinking is None:
         return False
     kind = thinking.get("type") if isinstance(thinking, dict) else None
-    if not isinstance(thinking, dict) or kind not in {"enabled", "disabled", "adaptive"}:
+    if not isinstance(thinking, dict) or kind not in ("enabled", "disabled", "adaptive"):
         raise invalid(
             f"thinking.type must be enabled, disabled or adaptive, got {show(kind)}",
             "thinking.type",
@@ -98,7 +98,7 @@ def _tool(value: object, place: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise invalid(f"{place} must be an object, got {show(value)}", place)
     kind = value.get("type")
-    if kind not in {None, "custom"}:
+    if kind not in (None, "custom"):
         raise ApiError(
             Verdict.UNSUPPORTED,
             f"{place}.type must be 'custom', got {show(kind)}; tools of the server are not served",

@@ -32,7 +32,7 @@ def _add(item: object, messages: list[Message], name: str) -> None:
             content = _content(item.get("content"), f"{name}.content")
             if item.get("role") == "assistant" and _is_silent(messages):
                 _answer(messages)["content"] = content
-            elif item.get("role") in {"system", "developer"} and _is_instructed(messages):
+            elif item.get("role") in ("system", "developer") and _is_instructed(messages):
                 # Many templates know one system message only.
                 messages[-1]["content"] = f"{messages[-1]['content']}\n\n{content}"
             else:
@@ -89,7 +89,7 @@ def _text(part: object, name: str) -> str:
     if not isinstance(part, Mapping):
         raise invalid(f"{name} must be an object, got {show(part)}", name)
     kind = part.get("type")
-    if kind not in _TEXT_KINDS:
+    if not isinstance(kind, str) or kind not in _TEXT_KINDS:
         raise ApiError(
             Verdict.UNSUPPORTED,
             f"{name}.type must be 'input_text', got {show(kind)}; only text is served",

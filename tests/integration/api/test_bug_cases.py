@@ -496,3 +496,33 @@ def test_every_case_has_a_test() -> None:
     named = {number for name in names for number in re.findall(r"(?<=_a)\d\d(?=_)", name)}
     judged = {case.removeprefix("A") for case, _, _ in (*VERDICTS, *ONLY_HTTP)}
     assert {f"{number:02}" for number in range(1, 36)} - named - judged == set()
+
+
+@pytest.mark.parametrize("value", [{}, {"a": 1}, [], ["x"]], ids=repr)
+async def test_an_object_in_the_place_of_a_word_is_a_400(site: Site, value: object) -> None:
+    turn = {"role": "user", "content": "hi"}
+    texts = [{"role": "user", "content": [{"type": value, "text": "x"}]}]
+    anthropic = {"model": "tiny", "max_tokens": 5, "messages": HI}
+    responses = {"model": "tiny", "input": [turn]}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/messages", {**anthropic, "messages": [{**turn, "role": value}]}),
+        ("/v1/messages", {**anthropic, "messages": texts}),
+        ("/v1/messages", {**anthropic, "thinking": {"type": value}}),
+        ("/v1/messages", {**anthropic, "tools": [{"name": "f", "type": value}]}),
+        ("/v1/messages", {**anthropic, "tool_choice": {"type": value}}),
+        ("/v1/responses", {**responses, "input": [{**turn, "role": value}]}),
+        ("/v1/responses", {**responses, "input": [{**turn, "type": value}]}),
+        ("/v1/responses", {**responses, "input": texts}),
+        ("/v1/responses", {**responses, "input": [{**texts[0], "role": value}]}),
+        ("/v1/responses", {**responses, "tool_choice": {"type": value}}),
+        ("/v1/responses", {**responses, "tools": [{"type": value}]}),
+        ("/v1/responses", {**responses, "reasoning": {"effort": ["x"]}}),
+        ("/v1/responses", {**responses, "text": {"format": {"type": value}}}),
+        ("/v1/chat/completions", {"model": "tiny", "messages": [{**turn, "role": value}]}),
+        ("/v1/chat/completions", {"model": "tiny", "messages": texts}),
+        ("/v1/chat/completions", {"model": "tiny", "messages": HI, "tool_choice": ["x"]}),
+        ("/v1/chat/completions", {"model": "tiny", "messages": HI, "reasoning_effort": ["x"]}),
+    ]
+    for path, body in bodies:
+        response = await site.inside.post(path, json=body)
+        assert response.status_code == 400, (path, body, response.text)
