@@ -137,7 +137,7 @@ def _add(engine: Engine, request_id: str, num_tokens: int, *, salt: int, max_tok
     engine.add_request(
         Request(
             request_id=request_id,
-            token_ids=[3 + (salt * 37 + place * 11) % 1000 for place in range(num_tokens)],
+            token_ids=[(salt * 37 + place * 11) % engine.vocab_size for place in range(num_tokens)],
             num_prompt_tokens=num_tokens,
             sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0),
             cache_salt=str(salt),
