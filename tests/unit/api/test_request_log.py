@@ -84,7 +84,7 @@ def test_the_simulator_replays_it(tmp_path: Path) -> None:
         clock.advance(0.5)
         log.write(request([1] * 600 + [number], arrived_at=clock()), stream())  # type: ignore[arg-type]
     trace = read_trace(path)
-    assert [each.arrived_s for each in trace.requests] == [0.5, 1.0, 1.5]
+    assert [each.arrived_s for each in trace.requests] == [0.0, 0.5, 1.0]
     assert {each.num_prompt_tokens for each in trace.requests} == {601}
     assert {each.num_output_tokens for each in trace.requests} == {7}
     first, *_, last = (each.block_ids for each in trace.requests)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.native import library
+from engine.native import library, library_file
 
 V3 = "flags : fpu sse2 avx avx2 fma bmi1 bmi2 f16c movbe abm"
 V4 = V3 + " avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -21,7 +21,7 @@ V4 = V3 + " avx512f avx512bw avx512cd avx512dq avx512vl"
     ],
 )
 def test_a_cpu_runs_the_levels_it_has_all_of(cpu: str, levels: list[str]) -> None:
-    assert library.usable_levels(cpu) == levels
+    assert library_file.usable_levels(cpu) == levels
 
 
 def test_a_library_that_travels_is_the_same_file_everywhere(
@@ -29,8 +29,11 @@ def test_a_library_that_travels_is_the_same_file_everywhere(
 ) -> None:
     paths = {}
     for cpu in (V3, V4):
-        monkeypatch.setattr(library, "cpu_flags", lambda cpu=cpu: cpu)
-        paths[cpu] = [library.library_path(level) for level in (library.NATIVE, *library.LEVELS)]
+        monkeypatch.setattr(library_file, "cpu_flags", lambda cpu=cpu: cpu)
+        paths[cpu] = [
+            library_file.library_path(level)
+            for level in (library_file.NATIVE, *library_file.LEVELS)
+        ]
     assert paths[V3][1:] == paths[V4][1:]
     assert paths[V3][0] != paths[V4][0]
     assert len(set(paths[V3] + paths[V4])) == 4
@@ -49,8 +52,8 @@ def test_its_own_is_loaded_before_the_best_level(
     built: list[str], loaded: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(library, "cpu_flags", lambda: V4)
-    monkeypatch.setattr(library, "library_path", lambda level="native": tmp_path / level)
+    monkeypatch.setattr(library_file, "cpu_flags", lambda: V4)
+    monkeypatch.setattr(library_file, "library_path", lambda level="native": tmp_path / level)
     monkeypatch.setattr(library.torch.ops, "load_library", asked.append)
     for level in built:
         (tmp_path / level).touch()
