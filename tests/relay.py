@@ -15,6 +15,7 @@ from router.discovery import StaticDiscovery
 from router.report import RequestReport
 from router.request import RoutedRequest
 from router.router import Router
+from router.scaling.config import ScalingConfig
 from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.description import WorkerDescription
@@ -64,12 +65,18 @@ async def open_ingress(
     token_file: Path,
     ingress_id: str = "ingress",
     telemetry: TelemetryConfig | None = None,
+    scaling: ScalingConfig | None = None,
 ) -> AsyncIterator[Ingress]:
     """The same for workers of whatever kind."""
     sink = PrometheusSink()
     channels = ChannelPool(token=read_token(token_file), config=RpcConfig())
     router = Router(
-        config, StaticDiscovery(workers), channels, ingress_id=ingress_id, metrics=Metrics(sink)
+        config,
+        StaticDiscovery(workers),
+        channels,
+        ingress_id=ingress_id,
+        metrics=Metrics(sink),
+        scaling=scaling,
     )
     ingress = Ingress(
         IngressConfig(http_port=0, grpc_port=0, drain_s=1.0),

@@ -76,7 +76,9 @@ def test_a_cluster_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
 def test_a_replica_that_fits_no_machine(tiny_model: Path) -> None:
     cluster = ServedCluster.start(tiny_model, "prefill.num_cpus=64", "decode.num_gpus=512")
     assert cluster.wait(200) == 1
-    ray_up_s = next(at_s for at_s, line in cluster.lines if line.split()[2:3] == ["ray"])
+    ray_up_s = next(
+        at_s for at_s, line in cluster.lines if line.split()[2:4] == ["ray", "started:"]
+    )
     ((error_s, line),) = cluster.errors
     assert error_s - ray_up_s < REFUSED_WITHIN_S
     assert "prefill-0 needs 64 CPU" in line

@@ -12,6 +12,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from api.ingress import Ingress
 from router.config import RouterConfig
+from router.scaling.config import DecodeScaling, PrefillScaling, ScalingConfig
 from telemetry.config import TelemetryConfig
 from tests.cluster_processes import ClusterProcesses
 from tests.integration.api.test_whole_path import until_ready
@@ -78,6 +79,7 @@ async def ingress(
         RouterConfig(local_prefill="never"),
         model_path=processes.model_path,
         token_file=processes.token_file,
+        scaling=ScalingConfig(prefill=PrefillScaling(), decode=DecodeScaling(max=2)),
         telemetry=TelemetryConfig(
             otlp_endpoint=collector.endpoint, request_log_file=str(tmp_path / REQUEST_LOG)
         ),

@@ -87,6 +87,7 @@ async def test_every_panel_has_data_and_gauges_return_to_zero(
             await asyncio.gather(
                 *(http.post("/v1/completions", json={**BODY, "max_tokens": 4}) for _ in range(2))
             )
+            ingress.serving.upstream.scale()  # as Serve asks it to
             queries = {each for each in queries if not await ask(prometheus, each[2])}
             await asyncio.sleep(0.2)
         rules = (await prometheus.get("/api/v1/rules")).json()["data"]["groups"][0]["rules"]
