@@ -1,14 +1,23 @@
-"""The verdict on a stranger's grammar, given in a process that may die of it."""
+"""The verdict on a stranger's grammar, given in a process that may die of it.
+
+The process is made by `subprocess`, not by the loop: uvloop forks, and what gRPC does in the child
+of a Ray worker can crash it, or leave it an alarm that ends it seconds later. CPython's own way
+runs nothing there. A thread talks to the process, so the loop goes on.
+"""
 
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import PIPE, Popen, TimeoutExpired
 
 from grammar.grammar import MAX_COMPILE_S, MAX_GRAMMAR_BYTES, Grammar, GrammarError
+
+logger = logging.getLogger(__name__)
 
 Answer = dict[str, str | None]
 
@@ -43,7 +52,8 @@ class GrammarChecker:
     def __init__(self, path: str, *, limit_s: float = MAX_COMPILE_S) -> None:
         self._arguments = ("--path", path, "--limit-s", str(limit_s))
         self._limit_s = limit_s
-        self._process: Process | None = None
+        self._process: Popen[bytes] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-checker")
         self._turn = asyncio.Lock()
         self._verdicts: OrderedDict[Grammar, asyncio.Task[str | None]] = OrderedDict()
 
@@ -66,6 +76,7 @@ class GrammarChecker:
             task.cancel()
         await asyncio.gather(*self._verdicts.values(), return_exceptions=True)
         await self._end()
+        self._thread.shutdown(wait=False)
 
     async def _judge(self, grammar: Grammar) -> str | None:
         question = json.dumps({"kind": grammar.kind.value, "text": grammar.text})
@@ -90,7 +101,8 @@ class GrammarChecker:
                     raise
                 if answer is not None:
                     return answer["error"]
-                status = await self._end()
+                status = await self._end(is_over=True)
+                logger.warning("the process that judges grammars ended: %s", status)
                 if status == -signal.SIGPROF:
                     return too_slow
         if not was_asked:
@@ -101,39 +113,34 @@ class GrammarChecker:
 
     async def _start(self) -> Answer | None:
         """Make the process; what it says when it is ready, None when it came to its end instead."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "grammar.check_process", *self._arguments),
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=_LINE_LIMIT_BYTES,
-        )
+        command = [sys.executable, "-m", "grammar.check_process", *self._arguments]
+        self._process = await asyncio.to_thread(Popen, command, stdin=PIPE, stdout=PIPE)
         return await self._ask("", limit_s=_START_LIMIT_S)
 
     async def _ask(self, question: str, *, limit_s: float) -> Answer | None:
-        """The next answer; None when the process came to its end instead."""
+        """The next answer; None when the process came to its end instead, or stands still."""
         process = self._process
         assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        asked = asyncio.get_running_loop().run_in_executor(
+            self._thread, _exchange, process, question
+        )
         try:
-            if question:
-                process.stdin.write(question.encode() + b"\n")
             async with asyncio.timeout(limit_s):
-                line = await process.stdout.readline()
-        except (TimeoutError, ConnectionError):
+                line = await asyncio.shield(asked)
+        except TimeoutError:
+            process.kill()  # which ends the thread's wait
             return None
-        answer: Answer | None = json.loads(line) if line else None
+        answer: Answer | None = json.loads(line) if line.endswith(b"\n") else None
         return answer
 
-    async def _end(self) -> int | None:
+    async def _end(self, *, is_over: bool = False) -> int | None:
         """End the process; how it ended, None when there was none."""
         process, self._process = self._process, None
         if process is None:
             return None
-        await _wait_for_end(process)
-        with contextlib.suppress(ProcessLookupError):
+        if not is_over:
             process.kill()
-        return await process.wait()
+        return await asyncio.to_thread(_wait_for_end, process)
 
     def _keep(
         self, grammar: Grammar, task: "asyncio.Task[str | None]"
@@ -150,10 +157,28 @@ class GrammarChecker:
             del self._verdicts[grammar]
 
 
-async def _wait_for_end(process: Process) -> None:
-    """Let what closed its output end by itself: a kill now could take its status from asyncio."""
+def _exchange(process: Popen[bytes], question: str) -> bytes:
+    """Ask, and wait for the answer; nothing when the process is over."""
+    assert process.stdin is not None
     assert process.stdout is not None
-    if process.stdout.at_eof():
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_LIMIT_S):
-                await process.wait()
+    try:
+        if question:
+            process.stdin.write(question.encode() + b"\n")
+            process.stdin.flush()
+        return process.stdout.readline(_LINE_LIMIT_BYTES)
+    except (OSError, ValueError):  # closed on its side, or on ours
+        return b""
+
+
+def _wait_for_end(process: Popen[bytes]) -> int:
+    """Take its status; what ends by itself keeps its own."""
+    try:
+        status = process.wait(_END_LIMIT_S)
+    except TimeoutExpired:
+        process.kill()
+        status = process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(OSError):  # of a question that nobody read
+            pipe.close()
+    return status

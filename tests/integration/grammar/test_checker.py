@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from grammar import checker
 from grammar.checker import Answer, CheckerBusyError, CheckerDiedError, GrammarChecker
@@ -86,10 +87,24 @@ async def test_a_process_that_dies_costs_nobody_a_verdict(
     process = grammar_checker._process
     assert process is not None
     process.send_signal(end)
-    await process.wait()
+    process.wait()
     await grammar_checker.check(pattern("c+"))
     with pytest.raises(GrammarError, match="regex"):
         await grammar_checker.check(pattern("(("))
+
+
+def test_its_process_is_made_without_what_runs_at_a_fork(model_path: Path) -> None:
+    """gRPC's part of it crashed the child of a Ray worker now and then."""
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(os.getpid()))
+
+    async def check() -> None:
+        made = GrammarChecker(str(model_path))
+        await made.check(pattern("a+"))
+        await made.close()
+
+    uvloop.run(check())  # the loop of an ingress
+    assert forks == []
 
 
 async def test_a_process_that_stands_still_is_replaced(model_path: Path) -> None:
