@@ -1,7 +1,6 @@
 """The `relevo` command. Each command's own module is imported when it runs: `--help` stays fast."""
 
 import importlib
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +9,7 @@ from cluster.cli_batch import batch
 from cluster.cli_bench import bench
 from cluster.cli_deploy import deploy, rollback
 from cluster.cli_doctor import doctor
+from cluster.cli_options import DEFAULT_URL, ApiKey, Assignments, ConfigFile, Url
 from cluster.cli_plan import plan
 from cluster.cli_sim import sim
 
@@ -32,26 +32,6 @@ app.command()(plan)
 app.command()(sim)
 app.command()(bench)
 app.command()(batch)
-
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="YAML file; see deploy/local.yaml."),
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY.PATH=VALUE",
-        help="Set one key; repeatable. Wins over RELEVO__SECTION__KEY, the file and the default.",
-    ),
-]
-Url = Annotated[
-    str, typer.Option(envvar="RELEVO_URL", help="Where the cluster's HTTP front listens.")
-]
-ApiKey = Annotated[
-    str, typer.Option(envvar="RELEVO_API_KEY", help="API key, when the cluster asks for one.")
-]
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 @app.command()

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from cluster.cli_options import DEFAULT_URL, ApiKey
+
 
 def batch(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
     source: Annotated[Path, typer.Argument(metavar="IN", help="JSON lines of OpenAI's Batch API.")],
@@ -14,10 +16,8 @@ def batch(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
     ],
     url: Annotated[
         str, typer.Option(envvar="RELEVO_URL", help="Any OpenAI-compatible server.")
-    ] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str, typer.Option(envvar="RELEVO_API_KEY", help="API key, when the server asks for one.")
-    ] = "",
+    ] = DEFAULT_URL,
+    api_key: ApiKey = "",
     priority: Annotated[
         int,
         typer.Option(help="Where a request has none: higher waits for lower. 0: send none."),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+from cluster.cli_options import DEFAULT_URL, ApiKey, NumbersFile, PicturesFolder
 
 
 def bench(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
@@ -18,9 +18,7 @@ def bench(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
             help="Any OpenAI-compatible server; with --compare two, the aggregated one first.",
         ),
     ] = None,
-    api_key: Annotated[
-        str, typer.Option(envvar="RELEVO_API_KEY", help="API key, when the server asks for one.")
-    ] = "",
+    api_key: ApiKey = "",
     may_kill: Annotated[
         bool,
         typer.Option("--may-kill", help="Kill a worker on this machine where the contract says."),
@@ -37,12 +35,8 @@ def bench(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="--compare: set in both clusters."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="--compare: how often each has its turn.")] = 2,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers there.")
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw PNG pictures there.")
-    ] = None,
+    json_file: NumbersFile = None,
+    plots: PicturesFolder = None,
 ) -> None:
     """Put a contract's load on a server; exit status 0: met, 1: not met, 2: cannot be tried.
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from cluster.cli_options import Assignments, ConfigFile
+
 History = Annotated[
     Path, typer.Option(metavar="DIR", help="Where releases are kept, each by what it holds.")
 ]
@@ -13,14 +15,8 @@ RELEASES = Path("~/.relevo/releases")
 
 
 def deploy(
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", metavar="FILE", help="YAML file of the cluster."),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Set one key of it; repeatable."),
-    ] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
     history: History = RELEASES,
 ) -> None:
     """Deploy onto the Ray cluster of cluster.ray_address, in place, and leave it running.

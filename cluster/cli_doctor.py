@@ -1,21 +1,16 @@
 """`relevo doctor` as the command line shows it; what it does is in `doctor.py`."""
 
 import importlib
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cluster.cli_options import Assignments, ConfigFile
+
 
 def doctor(
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", metavar="FILE", help="YAML file of the cluster."),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Set one key of it; repeatable."),
-    ] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look for what would keep a cluster from serving here, and say what to do about it.

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from cluster.cli_options import Assignments, ConfigFile
+
 
 def plan(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
     model: Annotated[
@@ -15,14 +17,8 @@ def plan(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
             help="Directory with a config.json, that file, or a hub id; else model.path.",
         ),
     ] = "",
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", metavar="FILE", help="YAML file of the cluster."),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Set one key of it; repeatable."),
-    ] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
     hardware: Annotated[
         str,
         typer.Option(help="a100, h100, h200, cpu (this machine's), or a YAML file of one's own."),

@@ -1,10 +1,11 @@
 """`relevo sim` as the command line shows it; what it does is in `sim/command.py`."""
 
 import importlib
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from cluster.cli_options import NumbersFile, PicturesFolder
 
 
 def sim(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
@@ -58,12 +59,8 @@ def sim(  # noqa: PLR0913, PLR0917 - what one may ask for, as typer reads it
         typer.Option(metavar="WORKER@SECONDS", help="Kill a worker; repeatable: decode-0@30"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of chance, and of the made-up requests.")] = 1,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers there.")
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw PNG pictures there.")
-    ] = None,
+    json_file: NumbersFile = None,
+    plots: PicturesFolder = None,
 ) -> None:
     """Simulate a cluster on a trace: the router's own code, beside other policies.
 

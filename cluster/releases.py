@@ -18,7 +18,6 @@ import yaml
 from cluster.config import ClusterConfig, config_from_args
 from cluster.config_sources import ConfigError
 
-DEFAULT_DIRECTORY = Path("~/.relevo/releases")
 DIGEST_DIGITS = 16
 _HISTORY = "history.jsonl"
 
@@ -53,7 +52,7 @@ def now_text() -> str:
 class Releases:
     """Owns one folder of them. Invariant: a configuration's file is written before its line."""
 
-    def __init__(self, directory: Path = DEFAULT_DIRECTORY) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory.expanduser()
 
     def keep(self, config: ClusterConfig) -> str:
