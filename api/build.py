@@ -54,7 +54,7 @@ def digest_of(root: Path, folders: list[str]) -> str:
         file.relative_to(root).as_posix().removeprefix("protos/"): file
         for folder in folders
         for file in (root / folder).rglob("*")
-        if file.suffix in {".py", ".cpp", ".h"}
+        if file.suffix in {".py", ".cc", ".cpp", ".h"}
     }
     code = hashlib.sha256()
     for name, file in sorted(files.items()):

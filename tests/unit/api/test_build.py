@@ -20,6 +20,7 @@ def tree(tmp_path: Path) -> Path:
     for name, text in {
         "api/a.py": "1",
         "engine/native/b.cpp": "2",
+        "engine/native/b.cc": "2",
         "protos/relevo/v1/c_pb2.py": "3",
         "tests/d.py": "4",
         "api/static/e.js": "5",
@@ -33,7 +34,10 @@ def tree(tmp_path: Path) -> Path:
 FOLDERS = ["api", "engine", "protos"]
 
 
-@pytest.mark.parametrize("name", ["api/a.py", "engine/native/b.cpp", "protos/relevo/v1/c_pb2.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["api/a.py", "engine/native/b.cpp", "engine/native/b.cc", "protos/relevo/v1/c_pb2.py"],
+)
 def test_other_code_is_another_build(tree: Path, name: str) -> None:
     before = digest_of(tree, FOLDERS)
     assert len(before) == 16
