@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -39,11 +40,9 @@ def build_hash_chain() -> Path:
     if path.exists():
         return path
     compiler = _find_compiler()
-    path.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        linked, source = Path(folder) / path.name, str(hash_chain.SOURCE)
+    with _linked(path) as linked:
+        source = str(hash_chain.SOURCE)
         _run([compiler, *hash_chain.COMPILE_FLAGS, "-shared", source, "-o", str(linked)])
-        linked.replace(path)
     return path
 
 
@@ -53,10 +52,9 @@ def build_library(level: str = NATIVE) -> Path:
     if path.exists():
         return path
     compiler = _find_compiler()
-    path.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with _linked(path) as linked:
         sources = sorted(SOURCES.glob("*.cpp"))
-        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        objects = [linked.with_name(f"{source.stem}.o") for source in sources]
         includes = [f"-I{each}" for each in cpp_extension.include_paths()]
         with ThreadPoolExecutor(len(sources)) as threads:
             commands = (
@@ -64,14 +62,22 @@ def build_library(level: str = NATIVE) -> Path:
                 for source, made in zip(sources, objects, strict=True)
             )
             list(threads.map(_run, commands))
-        linked = Path(folder) / path.name
         libraries = [f"-L{each}" for each in cpp_extension.library_paths()]
         _run([compiler, "-shared", *map(str, objects), *libraries, *_LIBRARIES, "-o", str(linked)])
         # Tried before anybody relies on it, where this CPU can.
         if level == NATIVE or level in usable_levels(cpu_flags()):
             _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(linked)!r})"])
-        linked.replace(path)
     return path
+
+
+@contextmanager
+def _linked(path: Path) -> Iterator[Path]:
+    """Where to build the file, beside other pieces: it takes its place whole, or not at all."""
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        linked = Path(folder) / path.name
+        yield linked
+        linked.replace(path)
 
 
 def _find_compiler() -> str:
