@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from tests.served_cluster import free_ports
+from cluster.server_process import free_ports
 
 NODE_WITHIN_S = 120.0
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,6 +16,8 @@ from typing import Any, TextIO
 import httpx
 import psutil
 
+from cluster.server_process import free_ports
+
 RELEVO = Path(sys.executable).with_name("relevo")
 READY_WITHIN_S = 170.0  # seconds on a quiet machine
 SMALL = (
@@ -30,15 +32,6 @@ SMALL = (
     "prefill.drain_s=6",
     "decode.drain_s=6",
 )
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def is_taken(port: int) -> bool:

@@ -16,9 +16,10 @@ import psutil
 import pytest
 import yaml
 
+from cluster.server_process import free_ports
 from rpc.token import create_token
 from tests.long_form import long_form
-from tests.served_cluster import SMALL, ServedCluster, free_ports, is_taken
+from tests.served_cluster import SMALL, ServedCluster, is_taken
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.server_process import free_ports
 from rpc.token import create_token
-from tests.served_cluster import ServedCluster, free_ports
+from tests.served_cluster import ServedCluster
 
 pytestmark = [pytest.mark.timeout(120)]
 

@@ -11,10 +11,11 @@ import httpx
 import pytest
 import yaml
 
+from cluster.server_process import free_ports
 from rpc.token import create_token
 from tests.long_form import LONG_FORM
 from tests.ray_nodes import RayNodes, replicas
-from tests.served_cluster import SMALL, free_ports, is_taken
+from tests.served_cluster import SMALL, is_taken
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240), *LONG_FORM]
 

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from api.ingress import Ingress
+from cluster.server_process import free_ports
 from telemetry import grafana
 from tests.integration.api.test_whole_path import BODY, quiescent
 from tests.programs import require_program
-from tests.served_cluster import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from relevo.v1 import common_pb2
 
+from cluster.server_process import free_ports
 from router.config import RouterConfig
 from router.discovery import StaticDiscovery
 from router.generation import Generation
@@ -32,7 +33,7 @@ from tests.cluster_processes import REPOSITORY, ClusterProcesses, WorkerProcess
 from tests.hostile import knock, listening
 from tests.long_form import long_form
 from tests.relay import open_ingress
-from tests.served_cluster import free_ports, is_taken
+from tests.served_cluster import is_taken
 from tests.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -19,6 +19,7 @@ from cluster.config import ClusterConfig, load_config
 from cluster.doctor_nodes import Survey, check_nodes
 from cluster.finding import Finding, Level
 from cluster.node_facts import NodeFacts, gather
+from cluster.server_process import free_ports
 from plan.model_config import read_model_config
 from tests.unit.plan.configs import LLAMA_8B
 
@@ -307,7 +308,7 @@ def test_gpus_that_are_asked_for_are_looked_for(
 
 
 def test_the_command_says_all_and_tells_by_its_status(checkpoint: Path) -> None:
-    ports = [f"--set=ingress.{name}_port={_free_port()}" for name in ("http", "grpc")]
+    ports = [f"--set=ingress.{name}_port={free_ports(1)[0]}" for name in ("http", "grpc")]
     arguments = ["doctor", "--set", f"model.path={checkpoint}", *ports]
     well = CliRunner().invoke(app, [*arguments, "--json"])
     found = json.loads(well.output)
@@ -329,10 +330,3 @@ def test_a_wrong_key_is_a_problem_and_the_rest_is_looked_at(
     [wrong] = [each for each in found if each.level is Level.PROBLEM]
     assert "did you mean" in wrong.text
     assert "gpu" in {each.check for each in found}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
