@@ -49,6 +49,18 @@ def _num_arrived(stage: Stage) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """Wait until a stream went on with another worker: how long that takes is not ours to know."""
+
+    async def happen(self, stage: Stage) -> None:
+        end_s = time.monotonic() + FLOWS_WITHIN_S
+        while not stage.affected:
+            assert time.monotonic() < end_s, "no stream moved"
+            await asyncio.sleep(0.1)
+            await stage.note_routes()
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """SIGKILL to the busiest worker of a pool."""
 
