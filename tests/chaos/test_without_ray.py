@@ -1,10 +1,13 @@
 """Ray's control plane fails: its calls now and then, then its head for good. Nothing hangs.
 
-What is documented: requests need no Ray, so streams go on and end well; without its GCS Ray
-restarts nothing any more, so `relevo serve` says so and ends within the drain and some seconds.
+What is documented: requests need no Ray, but Serve takes one failed call to a replica for its end
+and replaces it: a loss of workers, of the ingress too. Without its head streams go on and end well,
+but nothing is restarted any more, so `relevo serve` says so and ends within the drain and some
+seconds.
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -30,15 +33,16 @@ pytestmark = [
     pytest.mark.skipif(not SOAK_MINUTES, reason="a cluster of its own: make soak"),
 ]
 
-# In percent. Serve gives an application up whose replicas fail three times at their start, and
-# a failing call there is a failing start.
+# Of each process, and almost all calls are Serve's controller's: it runs dry. In percent.
 FAILING_CALLS = {
     "CoreWorkerService.grpc_client.PushTask": {
-        "num_failures": 40,
+        "num_failures": 6,
         "req_failure_prob": 2,
         "resp_failure_prob": 2,
     }
 }
+SHAKEN = Load(num_requests=20)
+SHAKES_WITHIN_S = 240.0  # six replacements, if they come one after the other
 ENDS_WITHIN_S = DRAIN_S + 20.0 + 15.0  # what `relevo serve` adds to the drain; a busy machine
 
 
@@ -58,13 +62,28 @@ async def shaken(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live
 
 
 async def test_failing_calls_of_ray_double_no_answer(shaken: LiveCluster) -> None:
-    await shaken.until_whole()
-    truths, load, answers = Truths(), Load(num_requests=20), []
-    await truths.learn(shaken.http, load)
-    await load.run(shaken.served.url, asyncio.Event(), answers)
-    assert len(answers) == 80
-    assert all(answer.is_complete for answer in answers), answers
-    assert all(answer.tells() == truths.of(answer) for answer in answers)
+    end_s, answers = time.monotonic() + SHAKES_WITHIN_S, list[Answer]()
+    while not (await _all_is_well(shaken, answers) and " lost (pid " in shaken.served.output()):
+        assert time.monotonic() < end_s, answers[-80:]
+        await asyncio.sleep(1.0)
+    truths = Truths()
+    await truths.learn(shaken.http, SHAKEN)
+    for answer in answers:
+        if answer.is_complete:
+            assert answer.tells() == truths.of(answer)
+        else:
+            is_cut = all(fault.startswith("the stream broke") for fault in answer.faults)
+            assert answer.is_refused or answer.error or is_cut, answer
+
+
+async def _all_is_well(shaken: LiveCluster, answers: list[Answer]) -> bool:
+    """Ask for more; whether each was answered, by a whole cluster."""
+    more: list[Answer] = []
+    await SHAKEN.run(shaken.served.url, asyncio.Event(), more)
+    answers += more
+    with contextlib.suppress(httpx.HTTPError):
+        return all(answer.is_complete for answer in more) and await shaken.is_whole()
+    return False
 
 
 async def test_streams_end_well_without_the_head_and_then_everything_ends(
