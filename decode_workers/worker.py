@@ -68,7 +68,6 @@ class DecodeWorker:
         wrap_sink: WrapSink | None = None,
     ) -> None:
         self._config = config
-        self._wrap_sink = wrap_sink
         self._description = WorkerDescription(
             worker_id=worker_id,
             pool=POOL,
@@ -96,6 +95,7 @@ class DecodeWorker:
         provider.set_up_tracing(f"relevo-{POOL}", config.telemetry, instance=description.worker_id)
         provider.add_listener(self._outbox)
         self._stack.callback(provider.remove_listener, self._outbox)
+        self._stack.callback(self._metrics.flush)
         token = read_token(config.token_file)
         engine = await asyncio.to_thread(Engine, config.engine)
         clock.lap("weights")
@@ -175,7 +175,6 @@ class DecodeWorker:
             bytes_per_token=layout.bytes_per_token,
             admission=self._admission,
             sources=StateSources(
-                wrap_sink=self._wrap_sink,
                 heartbeat=self._engine_loop.heartbeat,
                 links=self._dialer.statuses,
                 num_transferring=lambda: self._receiver.num_active,

@@ -64,7 +64,6 @@ class PrefillWorker:
         wrap_sink: WrapSink | None = None,
     ) -> None:
         self._config = config
-        self._wrap_sink = wrap_sink
         self._description = WorkerDescription(
             worker_id=worker_id,
             pool=POOL,
@@ -92,6 +91,7 @@ class PrefillWorker:
         provider.set_up_tracing(f"relevo-{POOL}", config.telemetry, instance=description.worker_id)
         provider.add_listener(self._outbox)
         self._stack.callback(provider.remove_listener, self._outbox)
+        self._stack.callback(self._metrics.flush)
         token = read_token(config.token_file)
         engine = await asyncio.to_thread(
             Engine, config.engine, is_kv_shared=config.kv_transfer.may_share_memory
@@ -171,7 +171,6 @@ class PrefillWorker:
             bytes_per_token=layout.bytes_per_token,
             admission=self._admission,
             sources=StateSources(
-                wrap_sink=self._wrap_sink,
                 heartbeat=self._engine_loop.heartbeat,
                 links=self._acceptor.statuses,
                 num_transferring=lambda: self._sender.num_open,
