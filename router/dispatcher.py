@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.chooser import Chooser, Pick
+from router.chooser import Chooser, Openings, Pick
 from router.config import RouterConfig
 from router.errors import NeverFits, NoWorkers, QueueFull, RequestTimeout
 from router.joint_scorer import JointCostScorer
@@ -155,18 +155,24 @@ class Dispatcher:
         """Choose and count the choice; a RouterError says why there is none."""
         self._check_possible(prompt)
         asked_at_s = self._now()
-        num_tries = 0
+        must_wait = self._queue.must_wait(place)
+        had_none: Openings | None = None  # the openings when last tried
 
         def try_pick() -> Pick | None:
-            nonlocal num_tries
-            num_tries += 1
-            return self._chooser.pick(prompt, excluded)
+            nonlocal had_none
+            # Workers report many times a second, mostly that they are as full as before.
+            if (openings := self._chooser.openings()) == had_none:
+                return None
+            if (pick := self._chooser.pick(prompt, excluded)) is None:
+                had_none = openings
+            return pick
 
         try:
             pick = await self._queue.take(try_pick, place, timeout_s=timeout_s)
         except TimeoutError:
             raise self._no_choice_came() from None
-        waited_s = self._now() - asked_at_s if num_tries > 1 else 0.0
+        has_waited = must_wait or had_none is not None
+        waited_s = self._now() - asked_at_s if has_waited else 0.0
         if not place.is_admitted:
             self._check_deadline(pick.decision, timeout_s - waited_s)
         return self._take(prompt, pick, waited_s)
