@@ -34,7 +34,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
         """Return a whole completion."""
-        run = GrpcRun(self._serving, context, operation=attributes.OPERATION_TEXT_COMPLETION)
+        run = GrpcRun(
+            self._serving,
+            context,
+            operation=attributes.OPERATION_TEXT_COMPLETION,
+            priority=request.generation.priority,
+        )
         return self._whole(
             *await run.whole(lambda: self._read(request.generation, is_stream=False))
         )
@@ -69,7 +74,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateStreamRequest, context: Context
     ) -> None:
         """Send a completion step by step."""
-        run = GrpcRun(self._serving, context, operation=attributes.OPERATION_TEXT_COMPLETION)
+        run = GrpcRun(
+            self._serving,
+            context,
+            operation=attributes.OPERATION_TEXT_COMPLETION,
+            priority=request.generation.priority,
+        )
 
         async def take(stream: TextStream, delta: TextDelta) -> None:
             message = inference_pb2.GenerateStreamResponse(

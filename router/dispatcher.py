@@ -12,9 +12,9 @@ from router.joint_scorer import JointCostScorer
 from router.policy import CheapestPicker, Decision, FilteredPolicy, has_choice
 from router.prompt import Prompt
 from router.report import RequestReport
-from router.request import RoutedRequest
+from router.request import RoutedRequest, Tenant
 from router.typical_output import TypicalOutput
-from router.waiting_queue import HOPELESS_FACTOR, Place, WaitingQueue
+from router.waiting_queue import HOPELESS_FACTOR, WORST_CLASS, Place, WaitingQueue
 from router.worker_state import WorkerState
 from router.worker_view import DECODE, MAX_BATCHES_AHEAD, PREFILL, WorkerKey
 from router.workers import Workers
@@ -128,9 +128,20 @@ class Dispatcher:
         )
         return num_running + self.max_waiting()
 
-    def retry_after_s(self) -> float:
+    def has_room(self, tenant: Tenant, priority: int, *, num_unfinished: int) -> bool:
+        """Whether a new request of this tenant and class need not be refused for the load.
+
+        `num_unfinished` of its own kind are under way; those that do not stand in the queue yet
+        will before it.
+        """
+        if not self.has_been_ready:
+            return True  # refused for that, in words of its own
+        most = MAX_BATCHES_AHEAD * self._num_most_places + self.max_waiting()
+        return num_unfinished < most and self._queue.has_room(tenant, priority)
+
+    def retry_after_s(self, priority: int = WORST_CLASS) -> float:
         """When the queue should have drained."""
-        return self._queue.retry_after_s()
+        return self._queue.retry_after_s(priority)
 
     def _expected_turn_s(self) -> float:
         return self._mean_service_s / max(self._num_seqs(DECODE), 1)

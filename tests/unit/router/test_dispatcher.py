@@ -188,3 +188,13 @@ def test_what_could_be_held_at_once_does_not_shrink_with_lost_workers() -> None:
     workers.fleet.current.pop()
     subject.workers_changed()
     assert subject.max_requests(4) == 2 + 4 + 5
+
+
+def test_as_many_of_a_kind_as_could_run_and_wait_leave_no_room_for_one_more() -> None:
+    workers = FakeWorkers()
+    subject = dispatcher(workers, max_waiting_requests=5)
+    assert subject.has_room(EVERYBODY, 1, num_unfinished=1000)  # not ready: refused for that
+    workers.fleet.current = [prefill(), decode(max_num_seqs=3)]
+    subject.workers_changed()
+    assert subject.has_room(EVERYBODY, 1, num_unfinished=2 * 3 + 5 - 1)
+    assert not subject.has_room(EVERYBODY, 1, num_unfinished=2 * 3 + 5)
