@@ -17,7 +17,7 @@ from ray.serve import Application, Deployment
 from ray.serve.schema import LoggingConfig
 
 from api.deployment import IngressReplica, IngressSettings
-from cluster import rooms, worker_name
+from cluster import rooms
 from cluster.actor_name import ActorName
 from cluster.autoscaling import ingress_options, pool_options
 from cluster.config import ClusterConfig, PoolSection, config_from_args
@@ -26,6 +26,7 @@ from cluster.model_source import front_directory
 from cluster.placement_plan import Node, PoolPlace, plan_placement
 from cluster.ray_metrics import with_ray_sink
 from cluster.releases import digest_of
+from cluster.replica_name import replica_name
 from decode_workers.kind import DECODE
 from prefill_workers.kind import PREFILL
 from rpc.token import create_token
@@ -77,6 +78,7 @@ def _ingress_settings(
         rpc=config.rpc,
         telemetry=config.telemetry,
         token_file=config.cluster.token_file,
+        name_ingress=replica_name,
         make_discovery=ServeDiscovery,
         wrap_sink=with_ray_sink,
         find_model=front_directory,
@@ -111,8 +113,7 @@ def _workers(
             **_where(place.node_labels),
         },
     )
-    name_worker = worker_name.ranked if pool.autoscaling is None else worker_name.unique
-    return deployment.bind(ActorName(kind.pool), kind, worker_config, with_ray_sink, name_worker)
+    return deployment.bind(ActorName(kind.pool), kind, worker_config, with_ray_sink, replica_name)
 
 
 def _where(node_labels: Mapping[str, str]) -> dict[str, Any]:
