@@ -81,8 +81,8 @@ class RayStore:
         return bool(added)
 
     def living(self) -> Set[str]:
-        """Serve names the actor of every replica, all in the one namespace it has."""
-        return set(ray.util.list_named_actors())
+        """Serve names the actor of every replica, in a namespace of its own."""
+        return {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
 
 
 @cache  # asked for the actor's name first, then by what it owns
