@@ -83,8 +83,8 @@ def test_each_phase_and_worker_has_a_line_and_then_come_the_addresses(
         for fact in ("weights", "64 KV blocks in", "longest requests"):
             assert fact in line
     assert any("link decode-0 ← prefill-0: ready" in line for line in lines)
-    for pool in ("prefill", "decode"):
-        told = [line for line in lines if line.split()[2:4] == [pool, "pid"]]
+    for worker in ("prefill-0", "decode-0"):
+        told = [line for line in lines if line.split()[2:4] == [worker, "pid"]]
         assert any("loaded" in line for line in told), lines
         assert any("memory: weights" in line for line in told), lines
     rows = [line.split("  ")[1] for line in lines if line.startswith("  ") and "://" in line]
