@@ -3,9 +3,8 @@
 //
 // The CPU's own SHA instructions; where it has none there is nothing to gain over a library's code.
 
-#if __has_include(<Python.h>)
+#ifdef RELEVO_HAS_PYTHON
 #include <Python.h>
-#define RELEVO_HAS_PYTHON
 #endif
 #include <immintrin.h>
 

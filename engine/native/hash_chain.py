@@ -15,10 +15,7 @@ from engine.native.library_file import cpu_flags
 
 SOURCE = Path(__file__).with_suffix(".cc")  # not .cpp: no part of the library that needs torch
 # Any CPU with these instructions runs it, wherever it was built.
-COMPILE_FLAGS = (
-    *("-std=c++20", "-O3", "-msha", "-msse4.1", "-fPIC", "-fvisibility=hidden"),
-    f"-I{sysconfig.get_path('include')}",
-)
+COMPILE_FLAGS = ("-std=c++20", "-O3", "-msha", "-msse4.1", "-fPIC", "-fvisibility=hidden")
 # What an int looks like inside depends on it.
 PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))
 CPU_FLAGS = frozenset(("sha_ni", "ssse3", "sse4_1"))  # as Linux says it
