@@ -91,8 +91,11 @@ def _check(settings: SimSettings) -> None:
     policies = settings.policies or POLICIES
     if unknown := [name for name in policies if name not in POLICIES]:
         raise ValueError(f"Got policy {unknown[0]!r} but expected one of {', '.join(POLICIES)}")
-    if settings.json_file is not None and not settings.json_file.absolute().parent.is_dir():
-        raise ValueError(f"Got --json {settings.json_file} but there is no such folder")
+    file = settings.json_file
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise ValueError(f"Got --json {file} but expected a file in a folder that exists")
+    if settings.autoscale and settings.prefill < 1:
+        raise ValueError("Got --prefill 0 but --autoscale grows both pools from one worker")
     if settings.plots is not None:
         settings.plots.mkdir(parents=True, exist_ok=True)
 

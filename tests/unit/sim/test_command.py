@@ -65,9 +65,10 @@ def test_autoscaling_is_compared_with_serve_s(tmp_path: Path) -> None:
         (["--load", "nan"], "greater than or equal to"),
         (["--requests", "1"], "at least 2 are needed"),
         (["--requests", "2", "--load", "0.5"], "too few"),
-        (["--prefill", "0", "--autoscale"], "at least"),
+        (["--prefill", "0", "--autoscale"], "from one worker"),
         (["--decode", "0"], "greater than or equal to"),
-        (["--json", "/nowhere/a.json"], "no such folder"),
+        (["--json", "/nowhere/a.json"], "a folder that exists"),
+        (["--json", "/tmp"], "a folder that exists"),
         (["--plots", __file__], "exists"),
     ],
 )
