@@ -56,7 +56,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_each_decision_has_a_number_of_its_own() -> None:
     files = sorted((DOCS / "adr").glob("[0-9]*.md"))
-    assert [file.name[:4] for file in files] == [f"{n:04}" for n in range(1, len(files) + 1)]
+    assert len({file.name[:4] for file in files}) == len(files)
     for file in files:
         assert file.read_text().startswith(f"# {file.name[:4]}: "), file
 
