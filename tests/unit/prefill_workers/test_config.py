@@ -1,8 +1,9 @@
-"""What a worker's configuration takes and refuses."""
+"""Both kinds of worker read the same keys."""
 
 import pytest
 
-from workers.config import WorkerConfig
+from decode_workers.config import DecodeWorkerConfig
+from prefill_workers.config import PrefillWorkerConfig
 
 PLAIN = {
     "engine": {"model_path": "/model", "max_num_seqs": 3},
@@ -10,14 +11,18 @@ PLAIN = {
     "token_file": "/token",
 }
 
+BOTH = pytest.mark.parametrize("config_class", [PrefillWorkerConfig, DecodeWorkerConfig])
 
-def test_plain_data_makes_the_round_trip() -> None:
-    config = WorkerConfig.from_dict(PLAIN)
+
+@BOTH
+def test_plain_data_makes_the_round_trip(config_class) -> None:
+    config = config_class.from_dict(PLAIN)
     assert config.rpc.tls.ca_file == "c"
     assert config.max_waiting == 12
-    assert WorkerConfig.from_dict(config.to_dict()) == config
+    assert config_class.from_dict(config.to_dict()) == config
 
 
+@BOTH
 @pytest.mark.parametrize(
     "change",
     [
@@ -28,6 +33,6 @@ def test_plain_data_makes_the_round_trip() -> None:
         {"kv_transfer": {"lease_s": 0}},
     ],
 )
-def test_what_no_worker_can_run_with_is_refused(change) -> None:
+def test_what_no_worker_can_run_with_is_refused(config_class, change) -> None:
     with pytest.raises(ValueError, match="Got"):
-        WorkerConfig.from_dict({**PLAIN, **change})
+        config_class.from_dict({**PLAIN, **change})
