@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from api.config import IngressConfig, ModelConfig
@@ -38,6 +37,7 @@ class IngressSettings:
     rpc: RpcConfig
     telemetry: TelemetryConfig
     token_file: str
+    name_ingress: Callable[[str], str]  # the deployment's -> this replica's
     make_discovery: Callable[[Sequence[DeploymentHandle[Any]]], Discovery]
     wrap_sink: Callable[[MetricSink], MetricSink]
     find_model: Callable[[str], str]  # model.path -> directory on this node
@@ -52,7 +52,7 @@ class IngressReplica:
         self, name: str, settings: IngressSettings, *workers: DeploymentHandle[Any]
     ) -> None:
         set_up_logging()
-        self._name = f"{name}-{serve.get_replica_context().rank.rank}"
+        self._name = settings.name_ingress(name)
         sink = PrometheusSink()
         metrics = Metrics(settings.wrap_sink(sink))
         self._channels = ChannelPool(token=read_token(settings.token_file), config=settings.rpc)

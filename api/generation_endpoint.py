@@ -14,10 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from api.answer_writer import Answering, AnswerWriter, NewWriter
 from api.call import Call
+from api.caller import Caller
 from api.choice_text import TextDelta, join_deltas
 from api.disconnect import run_while_connected
+from api.door import body_of_admitted
 from api.errors import to_api_error
-from api.http_body import read_json_object
+from api.http_body import parse_json_object, read_body
 from api.merged_streams import merged
 from api.openai.fields import warnings_header
 from api.parameter_checks import Values
@@ -46,10 +48,12 @@ class GenerationEndpoint:
         """Serve one request."""
         arrived_at = self._serving.now()
         request = Request(scope, receive)
+        caller: Caller = scope["state"]["caller"]
+        body = await body_of_admitted(request, caller, self._serving)
         parent = tracing.extract((key, value) for key, value in request.headers.items())
-        with request_span(scope["state"]["caller"], parent) as span:
-            body = await read_json_object(request)
-            await run_while_connected(receive, self._serve(body, scope, send, span, arrived_at))
+        with request_span(caller, parent) as span:
+            values = parse_json_object(await read_body(request) if body is None else body)
+            await run_while_connected(receive, self._serve(values, scope, send, span, arrived_at))
 
     async def _serve(
         self, body: Values, scope: Scope, send: Send, span: Span, arrived_at: float

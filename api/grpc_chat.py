@@ -34,7 +34,7 @@ class GrpcChat:
         self, chat: inference_pb2.Chat, context: Context
     ) -> inference_pb2.ChatResponse:
         """Return a whole answer."""
-        run = GrpcRun(self._serving, context, operation=attributes.OPERATION_CHAT)
+        run = self._run(chat, context)
         stream, answers = await run.whole(lambda: self._read(chat, is_stream=False))
         return inference_pb2.ChatResponse(
             request_id=stream.request_id,
@@ -56,7 +56,7 @@ class GrpcChat:
 
     async def send(self, chat: inference_pb2.Chat, context: Context) -> None:
         """Stream an answer."""
-        run = GrpcRun(self._serving, context, operation=attributes.OPERATION_CHAT)
+        run = self._run(chat, context)
 
         async def take(stream: TextStream, delta: TextDelta) -> None:
             parts = parts_of(stream.request, delta)
@@ -78,6 +78,12 @@ class GrpcChat:
             await run.write(message)
 
         await run.stream(lambda: self._read(chat, is_stream=True), take)
+
+    def _run(self, chat: inference_pb2.Chat, context: Context) -> GrpcRun:
+        priority = chat.generation.priority
+        return GrpcRun(
+            self._serving, context, operation=attributes.OPERATION_CHAT, priority=priority
+        )
 
     async def tokenize(self, chat: inference_pb2.Chat) -> list[int]:
         """Return the ids of a chat's prompt."""

@@ -24,7 +24,11 @@ Take = Callable[[TextStream, TextDelta], Awaitable[None]]
 class GrpcRun:
     """One call. Whatever ends it, its generation is closed when `stream` or `whole` returns."""
 
-    def __init__(self, serving: Serving, context: Context, *, operation: str) -> None:
+    def __init__(
+        self, serving: Serving, context: Context, *, operation: str, priority: int
+    ) -> None:
+        """QueueFull when there is no room for a request of this priority."""
+        serving.check_room(caller.get(), priority)
         self._serving = serving
         self._context = context
         self._operation = operation

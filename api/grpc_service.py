@@ -34,7 +34,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
         """Return a whole completion."""
-        run = GrpcRun(self._serving, context, operation=attributes.OPERATION_TEXT_COMPLETION)
+        run = GrpcRun(
+            self._serving,
+            context,
+            operation=attributes.OPERATION_TEXT_COMPLETION,
+            priority=request.generation.priority,
+        )
         return self._whole(
             *await run.whole(lambda: self._read(request.generation, is_stream=False))
         )
@@ -69,7 +74,12 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateStreamRequest, context: Context
     ) -> None:
         """Send a completion step by step."""
-        run = GrpcRun(self._serving, context, operation=attributes.OPERATION_TEXT_COMPLETION)
+        run = GrpcRun(
+            self._serving,
+            context,
+            operation=attributes.OPERATION_TEXT_COMPLETION,
+            priority=request.generation.priority,
+        )
 
         async def take(stream: TextStream, delta: TextDelta) -> None:
             message = inference_pb2.GenerateStreamResponse(
@@ -77,11 +87,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 model=self._serving.model_config.model_id,
                 text=delta.text,
                 token_ids=delta.token_ids,
-                finish_reason=FINISH_REASONS[delta.finish_reason],
-                logprobs=scored(delta, self._serving),
-                prompt_logprobs=prompt_scored(stream, delta, self._serving),
                 choice_index=delta.choice_index,
             )
+            # What is left out costs nothing, and nearly all messages have none of it.
+            if delta.finish_reason is not None:
+                message.finish_reason = FINISH_REASONS[delta.finish_reason]
+            if delta.scored:
+                message.logprobs.extend(scored(delta, self._serving))
+            if delta.prompt_logprobs:
+                message.prompt_logprobs.extend(prompt_scored(stream, delta, self._serving))
             if stream.is_finished:
                 message.usage.CopyFrom(Usage.of([stream]).to_proto())
                 message.served_by.CopyFrom(served_by(stream))

@@ -13,7 +13,11 @@ BODY_TIMEOUT_S = 30.0
 
 async def read_json_object(request: Request) -> dict[str, object]:
     """Return the body as an object; ApiError when it is too big, too slow, too deep or no JSON."""
-    body = await _read(request)
+    return parse_json_object(await read_body(request))
+
+
+def parse_json_object(body: bytes) -> dict[str, object]:
+    """Return a body as an object; ApiError when it is too deep or no JSON."""
     try:
         value = parse_json(body)
     except RepeatedNameError as error:
@@ -25,7 +29,8 @@ async def read_json_object(request: Request) -> dict[str, object]:
     return value
 
 
-async def _read(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
+    """Return the bytes; ApiError when there are too many or they come too slowly."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
         raise _too_large()

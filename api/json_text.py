@@ -10,6 +10,9 @@ MAX_DEPTH = 64
 # Of a text in which a repeated name is looked for, to say which it is.
 _MAX_SEARCHED_BYTES = 64 * 1024
 
+# Of a text whose objects are looked at one by one: for a longer one passes in C are cheaper.
+_MAX_WALKED_BYTES = 8 * 1024
+
 _MARKS = b'"[]{}:'
 _NOT_MARKS = bytes(set(range(256)) - set(_MARKS))
 
@@ -33,7 +36,7 @@ def parse_json(text: bytes) -> object:
         # The parser's message is about places and kinds; the text itself stays out of it.
         raise ValueError(f"it is not valid JSON: {error.msg[:200]}") from None
     # Of equal names in one object the parser keeps one: then a colon is missing.
-    if _num_names(marks) != _num_names(_marks_outside_strings(orjson.dumps(value))):
+    if _num_names(marks) != _num_names_kept(value, text, marks):
         raise RepeatedNameError(_repeated_name(text))
     return value
 
@@ -66,6 +69,24 @@ def _depth(marks: npt.NDArray[np.uint8]) -> int:
 
 def _num_names(marks: npt.NDArray[np.uint8]) -> int:
     return int(np.count_nonzero(marks == ord(":")))
+
+
+def _num_names_kept(value: object, text: bytes, marks: npt.NDArray[np.uint8]) -> int:
+    if len(text) > _MAX_WALKED_BYTES:
+        return _num_names(_marks_outside_strings(orjson.dumps(value)))
+    num_left = int(np.count_nonzero(marks == ord("{")))  # objects not found yet
+    num_names = 0
+    around = [value]
+    # Where an object was dropped with its name, there are fewer than the text has.
+    while num_left and around:
+        each = around.pop()
+        if isinstance(each, dict):
+            num_left -= 1
+            num_names += len(each)
+            around.extend(each.values())
+        elif isinstance(each, list):
+            around.extend(each)
+    return num_names
 
 
 def _repeated_name(text: bytes) -> str | None:

@@ -114,6 +114,16 @@ class Serving:
                 retry_after_s=error.retry_after_s,
             ) from error
 
+    def has_room(self, caller: Caller, priority: int = 0) -> bool:
+        """Tell whether a request of this caller need not be refused for the load."""
+        # The end of the ingress has words of its own.
+        return self.is_draining or self.upstream.has_room(caller.tenant, priority)
+
+    def check_room(self, caller: Caller, priority: int = 0) -> None:
+        """QueueFull when it could only be refused later, after work that others wait for."""
+        if not self.is_draining:
+            self.upstream.check_room(caller.tenant, priority)
+
     def open_stream(
         self,
         request: GenerationRequest,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from router.report import RequestReport
-from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, TokenBatch
+from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, Tenant, TokenBatch
 
 
 class UpstreamGeneration(Protocol):
@@ -50,6 +50,14 @@ class Upstream(Protocol):
     @property
     def num_waiting(self) -> int:
         """Requests that wait for workers here."""
+        ...
+
+    def has_room(self, tenant: Tenant, priority: int) -> bool:
+        """Tell whether a request of this tenant and priority need not be refused for the load."""
+        ...
+
+    def check_room(self, tenant: Tenant, priority: int) -> None:
+        """QueueFull, which counts as a refusal, when it has to be."""
         ...
 
     def max_requests(self, num_choices: int) -> int:

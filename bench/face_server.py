@@ -34,6 +34,7 @@ from telemetry.metrics import Metrics
 from telemetry.prometheus_sink import PrometheusSink
 
 MODEL_ID = "demo"
+CHAT_TOKENS = 1  # of an answer: what more there are is counted by the token
 TEXT = "The quick brown fox jumps over the lazy dog, and then it goes home. "
 
 
@@ -84,6 +85,14 @@ async def serve(options: argparse.Namespace) -> None:
     await ingress.stop()
 
 
+def chat_of(text: str) -> inference_pb2.Chat:
+    """A chat of one message."""
+    return inference_pb2.Chat(
+        messages=[inference_pb2.ChatMessage(role="user", content=text)],
+        generation=inference_pb2.Generation(model=MODEL_ID, max_tokens=CHAT_TOKENS),
+    )
+
+
 class FaceServer:
     """The ingress's process, and clients of it."""
 
@@ -123,16 +132,14 @@ class FaceServer:
     async def chat_http(self, text: str) -> None:
         """Have one chat answered."""
         body = {"model": MODEL_ID, "messages": [{"role": "user", "content": text}]}
-        answer = await self.http.post("/v1/chat/completions", json={**body, "max_tokens": 1})
+        answer = await self.http.post(
+            "/v1/chat/completions", json={**body, "max_tokens": CHAT_TOKENS}
+        )
         answer.raise_for_status()
 
     async def chat_grpc(self, text: str) -> None:
         """Have one chat answered."""
-        chat = inference_pb2.Chat(
-            messages=[inference_pb2.ChatMessage(role="user", content=text)],
-            generation=inference_pb2.Generation(model=MODEL_ID, max_tokens=1),
-        )
-        await self.stub.Chat(inference_pb2.ChatRequest(chat=chat))
+        await self.stub.Chat(inference_pb2.ChatRequest(chat=chat_of(text)))
 
 
 @asynccontextmanager

@@ -3,12 +3,13 @@
     .venv/bin/python -m bench.faces [--rounds 3] [--tokens 100] [--requests 30] [--model PATH]
 
 `own`: a face alone, in this process and without a socket: detokenising, and writing events or
-messages. `face`: an ingress in a process of its own over a scripted router, with clients in this
-one, so that sockets and their system calls are added. `all`: with the real router and a scripted
-worker, so that the worker's message, the router and its metrics are added, too. `idle` is what an
-ingress takes meanwhile without any request, in the same unit; it is in the numbers of its process.
-A chat has some 500 tokens. At last a few streams are watched while a prompt of 500 kB comes in: the
-gaps between their tokens, against those of a quiet time.
+messages; for a chat also parsing, judging, laying out and tokenising it. `face`: an ingress in a
+process of its own over a scripted router, with clients in this one, so that sockets and their
+system calls are added. `all`: with the real router and a scripted worker, so that the worker's
+message, the router and its metrics are added, too. `idle` is what an ingress takes meanwhile
+without any request, in the same unit; it is in the numbers of its process. A chat has some 500
+tokens. At last a few streams are watched while a prompt of 500 kB comes in: the gaps between their
+tokens, against those of a quiet time.
 """
 
 import argparse
@@ -29,9 +30,11 @@ from relevo.v1 import inference_pb2
 from api.grpc_service import InferenceService
 from api.ingress import Ingress
 from bench.face_server import (
+    CHAT_TOKENS,
     MODEL_ID,
     TEXT,
     FaceServer,
+    chat_of,
     scripted_ingress,
     started,
     started_with_worker,
@@ -43,6 +46,8 @@ STEP_S = 0.02  # of scripted tokens; idle time costs no processor time
 FAST_STEP_S = 0.005  # of the streams that are watched
 NUM_WATCHED = 4  # streams beside the long prompt
 WATCHED_TOKENS = 300
+
+CHAT_TEXT = TEXT * 32  # some 500 tokens
 
 Stream = Callable[[int], Awaitable[object]]
 Numbers = dict[str, list[float]]
@@ -64,7 +69,18 @@ class SocketlessContext:
 
 async def own_http(ingress: Ingress, num_tokens: int) -> None:
     """One stream over HTTP, to nobody."""
-    body = {"model": MODEL_ID, "prompt": "hi", "max_tokens": num_tokens, "stream": True}
+    body = {"prompt": "hi", "max_tokens": num_tokens, "stream": True}
+    await _ask_app(ingress, "/v1/completions", body)
+
+
+async def own_chat_http(ingress: Ingress, text: str) -> None:
+    """One chat over HTTP, answered to nobody."""
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": CHAT_TOKENS}
+    await _ask_app(ingress, "/v1/chat/completions", body)
+
+
+async def _ask_app(ingress: Ingress, path: str, body: dict[str, object]) -> None:
+    body = {"model": MODEL_ID, **body}
     messages: list[dict[str, object]] = [
         {"type": "http.request", "body": json.dumps(body).encode()}
     ]
@@ -77,7 +93,7 @@ async def own_http(ingress: Ingress, num_tokens: int) -> None:
     async def send(_: object) -> None:
         pass
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": []}
     await ingress.app(scope, receive, send)
 
 
@@ -87,6 +103,25 @@ async def own_grpc(ingress: Ingress, num_tokens: int) -> None:
     request = inference_pb2.GenerateStreamRequest(generation=generation)
     context: Any = SocketlessContext()
     await InferenceService(ingress.serving).GenerateStream(request, context)
+
+
+async def own_chat_grpc(ingress: Ingress, text: str) -> None:
+    """One chat over gRPC, answered to nobody; its message is read from bytes as gRPC does."""
+    context: Any = SocketlessContext()
+    data = inference_pb2.ChatRequest(chat=chat_of(text)).SerializeToString()
+    request = inference_pb2.ChatRequest.FromString(data)
+    answer = await InferenceService(ingress.serving).Chat(request, context)
+    answer.SerializeToString()
+
+
+async def own_chat_cost(chat: Callable[[str], Awaitable[None]], num_requests: int) -> float:
+    """Milliseconds of this process's time for one chat after the other."""
+    for _ in range(3):
+        await chat(CHAT_TEXT)
+    before_s = time.process_time()
+    for _ in range(num_requests):
+        await chat(CHAT_TEXT)
+    return 1e3 * (time.process_time() - before_s) / num_requests
 
 
 async def own_cost(stream: Stream, num_tokens: int) -> float:
@@ -109,12 +144,11 @@ async def chat_cost(
     server: FaceServer, chat: Callable[[str], Awaitable[None]], num_requests: int
 ) -> float:
     """Milliseconds of the ingress's time for one chat after the other."""
-    text = TEXT * 32
     for _ in range(3):
-        await chat(text)
+        await chat(CHAT_TEXT)
     before_s = await server.cpu_s()
     for _ in range(num_requests):
-        await chat(text)
+        await chat(CHAT_TEXT)
     return 1e3 * (await server.cpu_s() - before_s) / num_requests
 
 
@@ -151,6 +185,9 @@ async def measure(options: argparse.Namespace, token_file: Path) -> Numbers:
             for name, own in (("http", own_http), ("grpc", own_grpc)):
                 cost = await own_cost(partial(own, alone), options.tokens)
                 note(f"own {name}, us per token", cost)
+            for name, own_chat in (("http", own_chat_http), ("grpc", own_chat_grpc)):
+                cost = await own_chat_cost(partial(own_chat, alone), options.requests)
+                note(f"own {name}, ms per chat", cost)
             for label, server in (("face", face), ("all", everything)):
                 for name, ask in (
                     ("idle", idle),

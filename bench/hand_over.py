@@ -35,15 +35,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from relevo.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 from bench.worker_processes import WorkerProcesses
-from decode_workers.config import DecodeWorkerConfig
 from decode_workers.worker import DecodeWorker
-from prefill_workers.config import PrefillWorkerConfig
 from prefill_workers.worker import PrefillWorker
 from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.description import WorkerDescription
 from rpc.token import create_token, read_token
 from telemetry import attributes
+from workers.config import WorkerConfig
 
 _INCARNATION = 1
 _TIMEOUT_S = 120.0
@@ -170,10 +169,10 @@ async def pair_here(folder: Path, settings: dict[str, Any]) -> AsyncIterator[Pai
     create_token(token_file)
     settings = {**settings, "token_file": str(token_file)}
     prefill = PrefillWorker(
-        PrefillWorkerConfig.from_dict(settings), worker_id="prefill-0", incarnation=_INCARNATION
+        WorkerConfig.from_dict(settings), worker_id="prefill-0", incarnation=_INCARNATION
     )
     decode = DecodeWorker(
-        DecodeWorkerConfig.from_dict(settings), worker_id="decode-0", incarnation=_INCARNATION
+        WorkerConfig.from_dict(settings), worker_id="decode-0", incarnation=_INCARNATION
     )
     try:
         descriptions = await prefill.start(), await decode.start()

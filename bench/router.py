@@ -6,7 +6,7 @@ Decisions are for prompts of 8,192 tokens with block size 32. A quarter of the w
 first half; half of the workers prefill, each decode worker has 16 links. A decision hashes the
 prompt, asks both indexes and picks ("all"); counting the pick and predicting its blocks follows.
 The state events are parsed from the bytes of a stream, 256 blocks a message. All times are CPU of
-one thread, so that neighbours on the machine count less; memory is what the process grows by.
+one thread, so that neighbours on the machine count less; memory is what a fresh process grows by.
 Beside each median stands the best, and first of all what this machine takes for a few plain things,
 since its speed changes with its neighbours.
 """
@@ -14,19 +14,22 @@ since its speed changes with its neighbours.
 import argparse
 import gc
 import hashlib
+import multiprocessing
 import os
 import random
 import statistics
 import time
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import psutil
 from relevo.v1 import common_pb2, state_pb2
 
 from engine.block_hash import BlockHash, hash_root, joined_hashes, pack_tokens
-from router.block_name import BlockName, BlockScheme
+from engine.native.hash_chain import DIGEST_BYTES
+from router.block_name import BlockScheme, names_of_joined
 from router.chooser import Chooser
 from router.fleet import Fleet
 from router.joint_scorer import JointCostScorer
@@ -58,8 +61,11 @@ def main() -> None:
     _print_yardsticks()
     for num_workers in arguments.workers:
         _print_decisions(num_workers, arguments.rounds)
-    for num_replicas in (1, 2):
-        _print_memory(arguments.blocks, num_replicas)
+    # Each in a process of its own: what one index leaves behind is not the other's.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as processes:
+        for line in processes.map(_measure_memory, (arguments.blocks,) * 2, (1, 2)):
+            print(line)
     _print_events(min(arguments.blocks, 500_000))
 
 
@@ -192,7 +198,7 @@ def _join(fleet: Fleet, key: WorkerKey, pool: str, load: state_pb2.WorkerLoad) -
     return state
 
 
-def _print_memory(num_blocks: int, num_replicas: int) -> None:
+def _measure_memory(num_blocks: int, num_replicas: int) -> str:
     num_workers = 1000
     index = PrefixIndex()
     keys = [WorkerKey(f"prefill-{number}", 1) for number in range(num_workers)]
@@ -203,7 +209,7 @@ def _print_memory(num_blocks: int, num_replicas: int) -> None:
     before = process.memory_info().rss
     start_s = time.thread_time()
     for _ in range(num_blocks // MESSAGE_BLOCKS):
-        names = [BlockName(rng.getrandbits(60)) for _ in range(MESSAGE_BLOCKS)]
+        names = names_of_joined(rng.randbytes(MESSAGE_BLOCKS * DIGEST_BYTES))
         store_s = time.thread_time()
         for key in rng.sample(keys, num_replicas):
             index.store(key, names)
@@ -213,7 +219,7 @@ def _print_memory(num_blocks: int, num_replicas: int) -> None:
     start_s = time.thread_time()
     index.scrub(keys[0])
     scrub_s = time.thread_time() - start_s
-    print(
+    return (
         f"index of {index.num_blocks:,} blocks, {num_replicas} worker(s) each: "
         f"{num_bytes:.0f} bytes per block, {rate:,.0f} stored/s, slowest message "
         f"{slowest_s * 1e3:.0f} ms, a worker lost in {scrub_s * 1e3:.1f} ms"

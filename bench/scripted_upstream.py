@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from router.report import RequestReport
-from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, TokenBatch
+from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, Tenant, TokenBatch
 
 
 class ScriptedGeneration:
@@ -68,6 +68,13 @@ class ScriptedUpstream:
     def num_waiting(self) -> int:
         """Nobody waits."""
         return 0
+
+    def has_room(self, tenant: Tenant, priority: int) -> bool:  # noqa: ARG002
+        """Tell whether a request of this tenant and priority need not be refused for the load."""
+        return True
+
+    def check_room(self, tenant: Tenant, priority: int) -> None:
+        """There is."""
 
     def max_requests(self, num_choices: int) -> int:  # noqa: ARG002
         """Tell of more than any measurement sends."""

@@ -9,6 +9,7 @@ each request, each token of KV read. What cannot be told apart here counts as 0.
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import orjson
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.load import StepOutput
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 
@@ -94,43 +96,58 @@ def fit(steps: list[Step]) -> dict[str, float]:
 
 
 def _time_prompts(engine: Engine) -> list[Step]:
-    steps = []
-    for salt, num_tokens in enumerate(PROMPT_TOKENS * 3):
-        _add(engine, "prompt", num_tokens, salt=salt, max_tokens=1)
-        duration_s = _time_step(engine)
-        steps.append(
-            Step(
-                num_tokens=num_tokens,
-                num_pairs=num_tokens * num_tokens // 2,
-                num_decodes=0,
-                num_kv_tokens=0,
-                duration_s=duration_s,
-            )
+    return [
+        step
+        for salt, num_tokens in enumerate(PROMPT_TOKENS * 3)
+        for step in time_prompt(engine, num_tokens, salt=salt)
+    ]
+
+
+def time_prompt(engine: Engine, num_tokens: int, *, salt: int) -> Iterator[Step]:
+    """Its steps: more than one where a step may not take long enough for all of it."""
+    _add(engine, "prompt", num_tokens, salt=salt, max_tokens=1)
+    num_computed = 0
+    while num_computed < num_tokens:
+        output, duration_s = _time_step(engine)
+        num_new = output.stats.num_tokens
+        assert num_new, "nothing was computed of a prompt that nothing stands before"
+        yield Step(
+            num_tokens=num_new,
+            num_pairs=num_new * num_computed + num_new * num_new // 2,
+            num_decodes=0,
+            num_kv_tokens=0,
+            duration_s=duration_s,
         )
-    return steps
+        num_computed += num_new
 
 
 def _time_decodes(engine: Engine) -> list[Step]:
-    steps = []
-    for num_prompt in (64, 512):
-        for batch in BATCHES:
-            for number in range(batch):
-                _add(engine, str(number), num_prompt, salt=1000 + number, max_tokens=1000)
-            while engine.step().stats.num_decodes < batch:
-                pass
-            for place in range(DECODE_STEPS):
-                steps.append(
-                    Step(
-                        num_tokens=batch,
-                        num_pairs=0,
-                        num_decodes=batch,
-                        num_kv_tokens=batch * (num_prompt + place),
-                        duration_s=_time_step(engine),
-                    )
-                )
-            for number in range(batch):
-                engine.abort(str(number))
-    return steps
+    return [
+        step
+        for num_prompt in (64, 512)
+        for batch in BATCHES
+        for step in time_batch(engine, batch, num_prompt)
+    ]
+
+
+def time_batch(engine: Engine, batch: int, num_prompt: int) -> Iterator[Step]:
+    """Steps in which so many requests decode, after prompts of that length."""
+    for number in range(batch):
+        _add(engine, str(number), num_prompt, salt=1000 + number, max_tokens=1000)
+    while engine.step().stats.num_decodes < batch:
+        pass
+    for _ in range(DECODE_STEPS):
+        output, duration_s = _time_step(engine)
+        yield Step(
+            num_tokens=batch,
+            num_pairs=0,
+            num_decodes=batch,
+            # Those whose prompts were done sooner have more tokens by now.
+            num_kv_tokens=sum(each.num_computed_tokens for each in output.outputs),
+            duration_s=duration_s,
+        )
+    for number in range(batch):
+        engine.abort(str(number))
 
 
 def _add(engine: Engine, request_id: str, num_tokens: int, *, salt: int, max_tokens: int) -> None:
@@ -145,10 +162,10 @@ def _add(engine: Engine, request_id: str, num_tokens: int, *, salt: int, max_tok
     )
 
 
-def _time_step(engine: Engine) -> float:
+def _time_step(engine: Engine) -> tuple[StepOutput, float]:
     start_s = time.perf_counter()
-    engine.step()
-    return time.perf_counter() - start_s
+    output = engine.step()
+    return output, time.perf_counter() - start_s
 
 
 if __name__ == "__main__":

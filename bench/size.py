@@ -6,19 +6,7 @@
 import ast
 from pathlib import Path
 
-ROOMS = (
-    "api",
-    "bench",
-    "cluster",
-    "decode_workers",
-    "engine",
-    "faults",
-    "kv_transfer",
-    "prefill_workers",
-    "router",
-    "rpc",
-    "telemetry",
-)
+ROOMS = tuple(sorted(path.parent.name for path in Path().glob("*/__init__.py")))
 LONGEST_SHOWN = 15
 
 

@@ -2,18 +2,19 @@
 
 Ray asks an actor for its `repr` once, when the actor is made, and asks the class that Serve made
 of ours, which has none. Serve unpickles a replica's arguments in that very moment: the name rides
-among them. The rank is not known then (Serve gives it later): Serve's own replica id stands in
-its place, the one that the Serve page of the Ray UI lists.
+among them.
 """
 
 import logging
 from collections.abc import Callable
 
+from cluster.replica_name import replica_name
+
 _log = logging.getLogger(__name__)
 
 
 class ActorName(str):
-    """A name such as "prefill"; a process that unpickles it shows its replica by this name."""
+    """A kind such as "prefill"; a process that unpickles it shows its replica as prefill-0."""
 
     __slots__ = ()
 
@@ -21,14 +22,14 @@ class ActorName(str):
         return _arrive, (str(self),)
 
 
-def _arrive(name: str) -> ActorName:
+def _arrive(kind: str) -> ActorName:
     """What the pickle calls: Serve pickles arguments more than once, so the name stays one."""
-    _name_replica(name)
-    return ActorName(name)
+    _name_replica(kind)
+    return ActorName(kind)
 
 
-def _name_replica(name: str) -> None:
-    """Let this process's replica call itself `relevo <name> <replica id>`."""
+def _name_replica(kind: str) -> None:
+    """Let this process's replica call itself what its worker or ingress calls itself."""
     try:
         # Not in Serve's public API: without it the actor only keeps the name Serve gave it.
         from ray.serve._private.replica import ReplicaActor  # noqa: PLC0415
@@ -36,9 +37,7 @@ def _name_replica(name: str) -> None:
         _log.warning("This Ray's replicas cannot be named; the Ray UI shows Serve's class")
         return
 
-    def show(replica: ReplicaActor) -> str:
-        implementation = getattr(replica, "_replica_impl", None)
-        replica_id = getattr(implementation, "_replica_id", None)
-        return f"relevo {name} {getattr(replica_id, 'unique_id', '')}".rstrip()
+    def show(_: ReplicaActor) -> str:
+        return replica_name(kind)
 
     ReplicaActor.__repr__ = show  # type: ignore[method-assign, assignment]

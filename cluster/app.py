@@ -17,7 +17,7 @@ from ray.serve import Application, Deployment
 from ray.serve.schema import LoggingConfig
 
 from api.deployment import IngressReplica, IngressSettings
-from cluster import rooms, worker_name
+from cluster import rooms
 from cluster.actor_name import ActorName
 from cluster.autoscaling import ingress_options, pool_options
 from cluster.config import ClusterConfig, PoolSection, config_from_args
@@ -26,9 +26,13 @@ from cluster.model_source import front_directory
 from cluster.placement_plan import Node, PoolPlace, plan_placement
 from cluster.ray_metrics import with_ray_sink
 from cluster.releases import digest_of
-from decode_workers.deployment import DecodeWorkerReplica
-from prefill_workers.deployment import PrefillWorkerReplica
+from cluster.replica_name import replica_name
+from decode_workers.kind import DECODE
+from prefill_workers.kind import PREFILL
 from rpc.token import create_token
+from workers.config import WorkerConfig
+from workers.deployment import WorkerReplica
+from workers.kind import WorkerKind
 
 DEFAULT_TOKEN_FILE = "~/.relevo/token"
 # Serve's calls are `describe` and `status` only: neither may wait for another.
@@ -46,14 +50,18 @@ def build_app(args: Mapping[str, Any]) -> Application:
     nodes = ray_nodes()
     num_threads = rooms.threads_per_engine(config, node_cpus=[node.num_cpus for node in nodes])
     plan = plan_placement(nodes, rooms.pool_needs(config), reach=config.kv_transfer.reach)
-    pools = []
+    sections: list[tuple[WorkerKind, PoolSection]] = [(DECODE, config.decode)]
     if config.prefill.replicas:
-        prefill = rooms.prefill_worker_config(config, num_threads=num_threads)
-        place = plan.pools["prefill"]
-        pools.append(_workers("prefill", PrefillWorkerReplica, config.prefill, place, prefill))
-    decode = rooms.decode_worker_config(config, num_threads=num_threads)
-    place = plan.pools["decode"]
-    pools.append(_workers("decode", DecodeWorkerReplica, config.decode, place, decode))
+        sections.insert(0, (PREFILL, config.prefill))
+    pools = [
+        _workers(
+            kind,
+            section,
+            plan.pools[kind.pool],
+            rooms.worker_config(config, section, num_threads=num_threads),
+        )
+        for kind, section in sections
+    ]
     settings = _ingress_settings(config, digest_of(asked), plan.reasons)
     return _ingress(config).bind(ActorName("ingress"), settings, *pools)
 
@@ -70,6 +78,7 @@ def _ingress_settings(
         rpc=config.rpc,
         telemetry=config.telemetry,
         token_file=config.cluster.token_file,
+        name_ingress=replica_name,
         make_discovery=ServeDiscovery,
         wrap_sink=with_ray_sink,
         find_model=front_directory,
@@ -90,12 +99,12 @@ def _ingress(config: ClusterConfig) -> Deployment:
 
 
 def _workers(
-    name: str, replica: type, pool: PoolSection, place: PoolPlace, worker_config: object
+    kind: WorkerKind, pool: PoolSection, place: PoolPlace, worker_config: WorkerConfig
 ) -> Application:
     deployment = _deployment(
-        f"{name.capitalize()}Worker",
-        replica,
-        **pool_options(name, pool.replicas, pool.autoscaling),
+        f"{kind.pool.capitalize()}Worker",
+        WorkerReplica,
+        **pool_options(kind.pool, pool.replicas, pool.autoscaling),
         max_replicas_per_node=place.max_per_node,
         graceful_shutdown_timeout_s=pool.drain_s + SHUTDOWN_SPARE_S,
         ray_actor_options={
@@ -104,8 +113,7 @@ def _workers(
             **_where(place.node_labels),
         },
     )
-    name_worker = worker_name.ranked if pool.autoscaling is None else worker_name.unique
-    return deployment.bind(ActorName(name), worker_config, with_ray_sink, name_worker)
+    return deployment.bind(ActorName(kind.pool), kind, worker_config, with_ray_sink, replica_name)
 
 
 def _where(node_labels: Mapping[str, str]) -> dict[str, Any]:

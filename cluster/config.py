@@ -3,6 +3,7 @@
 Precedence: command line `--set` > environment `RELEVO__SECTION__KEY` > file > default.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -105,8 +106,13 @@ class PrefillSection(PoolSection):
 class DecodeSection(PoolSection):
     """The decode pool: without one nothing can be served."""
 
-    replicas: int = Field(default=1, ge=1)
     autoscaling: DecodeScaling | None = None
+
+    @model_validator(mode="after")
+    def _check_serves(self) -> Self:
+        if self.replicas == 0:
+            raise ValueError("replicas is 0, but without a decode worker nothing can be served")
+        return self
 
 
 class ClusterSection(_Section):
@@ -223,10 +229,22 @@ def _differences(
 
 def _validate(tree: Mapping[str, Any]) -> ClusterConfig:
     try:
-        return ClusterConfig.model_validate(tree)
+        config = ClusterConfig.model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
+        # A room's configuration says "Got self.min = 0": to who set it, that is a key.
+        reason = first["msg"].removeprefix("Value error, ").replace("self.", "")
         got = "" if isinstance(first["input"], Mapping) else f" (got {first['input']!r})"
         raise ConfigError(f"config: {f'{place}: ' if place else ''}{reason}{got}") from error
+    _check_finite(config.model_dump(), "")
+    return config
+
+
+def _check_finite(section: Mapping[str, Any], prefix: str) -> None:
+    """ConfigError for a number that is none: no comparison would refuse it, no wait would end."""
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            _check_finite(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"config: {prefix}{name}: got {value} but expected a finite number")

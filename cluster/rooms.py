@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from api.config import IngressConfig, ModelConfig
 from cluster.config import ClusterConfig, PoolSection
@@ -10,9 +9,8 @@ from cluster.config_sources import ConfigError
 from cluster.model_source import revision_of
 from cluster.placement import Demand
 from cluster.placement_plan import PoolNeed
-from decode_workers.config import DecodeWorkerConfig
 from engine.config import EngineConfig
-from prefill_workers.config import PrefillWorkerConfig
+from workers.config import WorkerConfig
 
 INGRESS_CPUS = 0.2  # 0.2 + 4 x 0.4: an ingress and 2 + 2 workers fit two cores
 
@@ -31,27 +29,17 @@ def engine_config(config: ClusterConfig, pool: PoolSection, *, num_threads: int)
     )
 
 
-def prefill_worker_config(config: ClusterConfig, *, num_threads: int) -> PrefillWorkerConfig:
-    """One prefill worker."""
-    return PrefillWorkerConfig(**_worker_settings(config, config.prefill, num_threads))
-
-
-def decode_worker_config(config: ClusterConfig, *, num_threads: int) -> DecodeWorkerConfig:
-    """One decode worker."""
-    return DecodeWorkerConfig(**_worker_settings(config, config.decode, num_threads))
-
-
-def _worker_settings(config: ClusterConfig, pool: PoolSection, num_threads: int) -> dict[str, Any]:
-    """What the workers of both pools are told."""
-    return {
-        "engine": engine_config(config, pool, num_threads=num_threads),
-        "kv_transfer": config.kv_transfer,
-        "rpc": config.rpc,
-        "telemetry": config.telemetry,
-        "bind_host": config.cluster.bind_host,
-        "token_file": config.cluster.token_file,
-        "drain_s": pool.drain_s,
-    }
+def worker_config(config: ClusterConfig, pool: PoolSection, *, num_threads: int) -> WorkerConfig:
+    """One worker of this pool."""
+    return WorkerConfig(
+        engine=engine_config(config, pool, num_threads=num_threads),
+        kv_transfer=config.kv_transfer,
+        rpc=config.rpc,
+        telemetry=config.telemetry,
+        bind_host=config.cluster.bind_host,
+        token_file=config.cluster.token_file,
+        drain_s=pool.drain_s,
+    )
 
 
 def ingress_config(config: ClusterConfig) -> IngressConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 _FILES: Final = "worker-*.err"  # Ray's, one for each process
-_ACTOR = re.compile(r":actor_name:relevo (prefill|decode)\b")
+_ACTOR = re.compile(r":actor_name:((?:prefill|decode)-\d+)$")
 # Our log format: only what the engine says, which is silent once it is warm.
 _LINE = re.compile(r"\S+ \S+ [A-Z]+ (?P<pid>\d+) engine\.\S+ \[[^]]*\] (?P<text>.*)")
 
@@ -18,16 +18,16 @@ class WorkerLogs:
         self._folder = folder
         self._say = say
         self._read_bytes: dict[Path, int] = {}
-        self._pools: dict[Path, str] = {}  # of the files that are a worker's
+        self._workers: dict[Path, str] = {}  # whose file it is, where a worker's
 
     def update(self) -> None:
         """Tell what is new."""
         for path in sorted(self._folder.glob(_FILES)):
             for line in self._new_lines(path):
                 if found := _ACTOR.match(line):
-                    self._pools[path] = found[1]
-                elif path in self._pools and (found := _LINE.match(line)):
-                    self._say(self._pools[path], f"pid {found['pid']}: {found['text']}")
+                    self._workers[path] = found[1]
+                elif path in self._workers and (found := _LINE.match(line)):
+                    self._say(self._workers[path], f"pid {found['pid']}: {found['text']}")
 
     def _new_lines(self, path: Path) -> list[str]:
         with path.open("rb") as file:

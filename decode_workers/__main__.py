@@ -1,51 +1,9 @@
 """`python -m decode_workers --config FILE.json --rank N`: one decode worker without Ray."""
 
-import asyncio
-import logging
-import os
 import sys
 
-from decode_workers.config import DecodeWorkerConfig
-from kv_transfer import nccl_settings
-from kv_transfer.place import Place
-from rpc import worker_process
-from rpc.description import process_incarnation
-from rpc.start_clock import StartClock
-from rpc.start_imports import import_whole
-from telemetry.logs import set_up_logging
-
-logger = logging.getLogger(__name__)
-
-
-def main(argv: list[str]) -> int:
-    """Serve until SIGTERM; the exit status."""
-    clock = StartClock()
-    arguments = worker_process.parse_arguments("python -m decode_workers", argv)
-    set_up_logging()
-    try:
-        config = DecodeWorkerConfig.from_dict(worker_process.read_config(arguments))
-    except (OSError, ValueError) as error:
-        logger.error("cannot read %s: %s", arguments.config, error)
-        return 2
-    nccl_settings.apply(config.kv_transfer, os.environ)
-    if config.engine.num_threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(config.engine.num_threads)
-    # torch reads both when it is imported, and the worker imports it: hence only now.
-    worker_class = import_whole("decode_workers.worker").DecodeWorker
-    clock.lap("imports")
-    worker = worker_class(
-        config,
-        worker_id=f"decode-{arguments.rank}",
-        incarnation=process_incarnation(),
-        place=Place(arguments.node_id),
-    )
-    return asyncio.run(
-        worker_process.serve_until_signalled(worker, drain_s=config.drain_s, clock=clock)
-    )
-
+from decode_workers.kind import DECODE
+from workers import process
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    logging.shutdown()
-    # Everything was stopped; a thread that a driver still holds must not keep the process.
-    os._exit(status)
+    process.main(DECODE, sys.argv[1:])

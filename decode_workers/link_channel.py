@@ -14,37 +14,23 @@ from kv_transfer.control import (
     StoreEntry,
 )
 from kv_transfer.layout import KVLayout
-from rpc.duplex import Duplex, StreamClosedError
+from rpc.duplex import Duplex
 from rpc.mirror import from_message, to_message
+from workers.link_channel import LinkChannel
 
 
-class DialedLinkChannel:
-    """A `LinkControl` over an OpenLink stream this process opens."""
+class DialedLinkChannel(LinkChannel[prefill_pb2.OpenLinkResponse, prefill_pb2.OpenLinkRequest]):
+    """An OpenLink stream that this process opens."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         stub = prefill_pb2_grpc.PrefillServiceStub(channel)  # type: ignore[no-untyped-call]
         call = stub.OpenLink()
-        self._duplex: Duplex[prefill_pb2.OpenLinkResponse, prefill_pb2.OpenLinkRequest] = Duplex(
-            call.read, call.write, on_close=call.cancel
+        super().__init__(
+            Duplex(call.read, call.write, on_close=call.cancel),
+            peer="prefill worker",
+            encode=_to_request,
+            decode=_from_response,
         )
-
-    async def send(self, message: LinkMessage) -> None:
-        """Send one message; ControlClosedError when the stream has ended."""
-        try:
-            await self._duplex.send(_to_request(message))
-        except StreamClosedError as error:
-            raise ControlClosedError("the prefill worker ended the link's stream") from error
-
-    async def receive(self) -> LinkMessage:
-        """Return the prefill worker's next message; ControlClosedError at the end."""
-        try:
-            return _from_response(await self._duplex.receive())
-        except StreamClosedError as error:
-            raise ControlClosedError("the prefill worker ended the link's stream") from error
-
-    async def close(self) -> None:
-        """End the stream on both sides."""
-        await self._duplex.close()
 
 
 def _to_request(message: LinkMessage) -> prefill_pb2.OpenLinkRequest:

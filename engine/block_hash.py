@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NewType
 
-from engine.native.hash_chain import DIGEST_BYTES, load_hash_chain
+from engine.native.hash_chain import DIGEST_BYTES, load_hash_chain, load_token_packer
 
 BlockHash = NewType("BlockHash", bytes)
 
@@ -66,6 +66,9 @@ def hash_blocks(token_ids: Sequence[int], *, block_size: int, root: BlockHash) -
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Bytes of these tokens as they are hashed."""
+    pack = load_token_packer()
+    if pack is not None and type(token_ids) is list:
+        return pack(token_ids)
     packed = array("I", token_ids)
     if sys.byteorder == "big":
         packed.byteswap()

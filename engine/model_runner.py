@@ -5,11 +5,12 @@ import logging
 
 import torch
 
-from engine.attention_backend import choose_attention
+from engine.attention_backend import choose_attention, is_compiled
 from engine.batch import Batch
 from engine.checkpoint import eos_token_ids, load_config, load_model
 from engine.config import EngineConfig
 from engine.context_limit import choose_max_model_len
+from engine.fused.fuse import fuse_modules
 from engine.kv_cache import KVCache
 from engine.memory_report import MemoryReport
 from engine.model_probe import probe_model
@@ -42,6 +43,9 @@ class ModelRunner:
             wanted_windows=wanted_windows(text_config, self.max_model_len),
         )
         self.plan_attention = choose_attention(config.attention, self.device)
+        if is_compiled(config.attention, self.device):
+            num_fused = fuse_modules(self._model)
+            logger.info("%d modules of %s are fused", num_fused, config.model_path)
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)
 
     def choose_num_blocks(self, config: EngineConfig) -> int:

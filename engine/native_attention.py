@@ -44,7 +44,7 @@ class NativeAttention:
         value: torch.Tensor,  # [num_kv_heads, num_tokens, value_dim]
     ) -> torch.Tensor:
         """Keep keys and values, then attend; [num_tokens, num_heads, value_dim]."""
-        attended: torch.Tensor = torch.ops.relevo.paged_attention(
+        attended: torch.Tensor = torch.ops.relevo.paged_attention.default(
             _heads_whole(query.transpose(0, 1)),
             _heads_whole(key.transpose(0, 1)),
             _heads_whole(value.transpose(0, 1)),

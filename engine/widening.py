@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 
 class WideningLinear(nn.Module):
-    """`nn.Linear` on float32 with a bfloat16 weight, see `engine/native/linear.cpp`."""
+    """`nn.Linear` on float32 with a bfloat16 weight, see `engine/native/linear.h`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -28,7 +28,9 @@ class WideningLinear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[.., in_features] -> [.., out_features], both float32."""
-        result: torch.Tensor = torch.ops.relevo.widening_linear(hidden, self.weight, self.bias)
+        result: torch.Tensor = torch.ops.relevo.widening_linear.default(
+            hidden, self.weight, self.bias
+        )
         return result
 
 

@@ -61,10 +61,13 @@ def decide(trials: Mapping[str, Sequence[PhaseResult]]) -> Decision:
             better=better, reason=f"{both} the contract; within its limits were {told} of requests"
         )
     ratio = _latency_ratio(one, other)
-    told = f"{both} the contract; the latencies it limits are {ratio:.2f} times those of {first}"
+    told = (
+        f"{both} the contract; {second}, the latencies it limits are {ratio:.2f} times what they"
+        f" are {first}"
+    )
     if 1 / TELLING_RATIO <= ratio <= TELLING_RATIO:
-        return Decision(better="", reason=f"{told} with {second}: no difference")
-    return Decision(better=second if ratio < 1 else first, reason=f"{told} with {second}")
+        return Decision(better="", reason=f"{told}: no difference")
+    return Decision(better=second if ratio < 1 else first, reason=told)
 
 
 def side_by_side(trials: Mapping[str, Sequence[PhaseResult]]) -> list[dict[str, Any]]:

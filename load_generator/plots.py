@@ -30,7 +30,7 @@ def draw_latencies(
             axis.set_xlabel(title)
             axis.grid(alpha=0.3)
         axes[row][0].set_ylabel(phase.title)
-        axes[row][0].legend(fontsize=8)
+        axes[row][0].legend(fontsize=8, loc="upper left")
     save(figure, path)
 
 
@@ -54,7 +54,7 @@ def draw_course(trials: Mapping[str, Sequence[PhaseResult]], path: Path) -> None
             axis.set_yscale("log")
             axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("TTFT (ms)")
-    axes[0][0].legend(fontsize=8)
+    axes[0][0].legend(fontsize=8, loc="upper left")
     save(figure, path)
 
 

@@ -1,6 +1,7 @@
 """The server under load: whether it serves the contract's model, and a worker of it to lose."""
 
 import os
+import re
 from typing import Any
 
 import aiohttp
@@ -54,7 +55,11 @@ class Target:
             status = await self._get("/v1/status") or {}
         except TargetError as error:
             return f"{nobody}: {error}"
-        workers = [each for each in status.get("workers", ()) if each.get("pool") == pool]
+        workers = [
+            each
+            for each in status.get("workers", ())
+            if each.get("pool") == pool and each.get("state") != "lost"
+        ]
         if not workers:
             return f"{nobody}: {self.url} tells of none"
         busiest = max(workers, key=lambda each: each.get("running", 0))
@@ -83,12 +88,17 @@ class Target:
 
 
 def _local_process(worker: dict[str, Any]) -> psutil.Process | None:
-    """The process of its pid, if it is ours and began when the worker says it did."""
+    """The process of its pid, if it is ours, runs such a worker, and is no later one.
+
+    Later than the worker's own start is another process with its number. Earlier may be: Ray makes
+    workers of processes that wait for work, and a worker counts from when it was made.
+    """
     try:
         process = psutil.Process(int(worker["pid"]))
-        started_s = process.create_time()
+        command = " ".join(process.cmdline())  # of a Serve replica: its deployment
+        is_worker = re.search(rf"{worker['pool']}_?workers?\b", command, re.IGNORECASE)
         is_ours = process.uids().real == os.getuid()
-        told_s = float(worker["incarnation"]) / 1e6
+        is_later = process.create_time() > float(worker["incarnation"]) / 1e6 + SAME_START_S
     except (psutil.Error, KeyError, TypeError, ValueError):
         return None
-    return process if is_ours and abs(started_s - told_s) < SAME_START_S else None
+    return process if is_worker and is_ours and not is_later else None

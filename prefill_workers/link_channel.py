@@ -18,39 +18,25 @@ from kv_transfer.control import (
 )
 from kv_transfer.layout import KVLayout
 from kv_transfer.link_end import LinkEnd
-from rpc.duplex import Duplex, StreamClosedError
+from rpc.duplex import Duplex
 from rpc.mirror import from_message, to_message
+from workers.link_channel import LinkChannel
 
 OpenLinkContext = grpc.aio.ServicerContext[
     prefill_pb2.OpenLinkRequest, prefill_pb2.OpenLinkResponse
 ]
 
 
-class AcceptedLinkChannel:
-    """A `LinkControl` over the stream a decode worker opened here."""
+class AcceptedLinkChannel(LinkChannel[prefill_pb2.OpenLinkRequest, prefill_pb2.OpenLinkResponse]):
+    """The stream a decode worker opened here; its call returns once nobody serves it."""
 
     def __init__(self, context: OpenLinkContext) -> None:
-        self._duplex: Duplex[prefill_pb2.OpenLinkRequest, prefill_pb2.OpenLinkResponse] = Duplex(
-            context.read, context.write
+        super().__init__(
+            Duplex(context.read, context.write),
+            peer="decode worker",
+            encode=_to_response,
+            decode=_from_request,
         )
-
-    async def send(self, message: LinkMessage) -> None:
-        """Send one message; ControlClosedError when the stream has ended."""
-        try:
-            await self._duplex.send(_to_response(message))
-        except StreamClosedError as error:
-            raise ControlClosedError("the decode worker ended the link's stream") from error
-
-    async def receive(self) -> LinkMessage:
-        """Return the decode worker's next message; ControlClosedError at the end."""
-        try:
-            return _from_request(await self._duplex.receive())
-        except StreamClosedError as error:
-            raise ControlClosedError("the decode worker ended the link's stream") from error
-
-    async def close(self) -> None:
-        """End the stream: the servicer's call returns once nobody serves it."""
-        await self._duplex.close()
 
 
 def _to_response(message: LinkMessage) -> prefill_pb2.OpenLinkResponse:

@@ -270,7 +270,8 @@ class Attempt:
         last_reason = merger.finish_reason if merger.is_finished else None
         if added or last_reason is not None:
             self._deliver(merger.newest(len(added), last_reason), self._record)
-        self._settle_if_complete()
+        if last_reason is not None:
+            self._settle_if_complete()
 
     def _ended_badly(self, tokens: common_pb2.Tokens, worker: WorkerState) -> Failure:
         if tokens.finish_reason == common_pb2.FINISH_REASON_MIGRATE:

@@ -20,6 +20,8 @@ from router.worker_view import DECODE, PREFILL, Pending, WorkerKey, WorkerView
 
 MAX_PICK_ID = 2**63 - 1
 
+Openings = tuple[Pools, int]
+
 
 class Routable(Protocol):
     """A prompt as far as routing goes."""
@@ -89,6 +91,11 @@ class Chooser:
         self._rng = rng
         self._now = now
         self._ring = SessionRing()
+
+    def openings(self) -> Openings:
+        """While it is the same, a prompt that had no choice has none."""
+        pools = self._fleet.pools()
+        return pools, pools.num_openings
 
     def pick(self, prompt: Routable, excluded: Collection[WorkerKey] = ()) -> Pick | None:
         """Decide; None while no choice exists. Changes nothing."""

@@ -5,16 +5,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.chooser import Chooser, Pick
+from router.chooser import Chooser, Openings, Pick
 from router.config import RouterConfig
 from router.errors import NeverFits, NoWorkers, QueueFull, RequestTimeout
 from router.joint_scorer import JointCostScorer
 from router.policy import CheapestPicker, Decision, FilteredPolicy, has_choice
 from router.prompt import Prompt
 from router.report import RequestReport
-from router.request import RoutedRequest
+from router.request import RoutedRequest, Tenant
 from router.typical_output import TypicalOutput
-from router.waiting_queue import HOPELESS_FACTOR, Place, WaitingQueue
+from router.waiting_queue import HOPELESS_FACTOR, WORST_CLASS, Place, WaitingQueue
 from router.worker_state import WorkerState
 from router.worker_view import DECODE, MAX_BATCHES_AHEAD, PREFILL, WorkerKey
 from router.workers import Workers
@@ -128,9 +128,20 @@ class Dispatcher:
         )
         return num_running + self.max_waiting()
 
-    def retry_after_s(self) -> float:
+    def has_room(self, tenant: Tenant, priority: int, *, num_unfinished: int) -> bool:
+        """Whether a new request of this tenant and class need not be refused for the load.
+
+        `num_unfinished` of its own kind are under way; those that do not stand in the queue yet
+        will before it.
+        """
+        if not self.has_been_ready:
+            return True  # refused for that, in words of its own
+        most = MAX_BATCHES_AHEAD * self._num_most_places + self.max_waiting()
+        return num_unfinished < most and self._queue.has_room(tenant, priority)
+
+    def retry_after_s(self, priority: int = WORST_CLASS) -> float:
         """When the queue should have drained."""
-        return self._queue.retry_after_s()
+        return self._queue.retry_after_s(priority)
 
     def _expected_turn_s(self) -> float:
         return self._mean_service_s / max(self._num_seqs(DECODE), 1)
@@ -155,18 +166,24 @@ class Dispatcher:
         """Choose and count the choice; a RouterError says why there is none."""
         self._check_possible(prompt)
         asked_at_s = self._now()
-        num_tries = 0
+        must_wait = self._queue.must_wait(place)
+        had_none: Openings | None = None  # the openings when last tried
 
         def try_pick() -> Pick | None:
-            nonlocal num_tries
-            num_tries += 1
-            return self._chooser.pick(prompt, excluded)
+            nonlocal had_none
+            # Workers report many times a second, mostly that they are as full as before.
+            if (openings := self._chooser.openings()) == had_none:
+                return None
+            if (pick := self._chooser.pick(prompt, excluded)) is None:
+                had_none = openings
+            return pick
 
         try:
             pick = await self._queue.take(try_pick, place, timeout_s=timeout_s)
         except TimeoutError:
             raise self._no_choice_came() from None
-        waited_s = self._now() - asked_at_s if num_tries > 1 else 0.0
+        has_waited = must_wait or had_none is not None
+        waited_s = self._now() - asked_at_s if has_waited else 0.0
         if not place.is_admitted:
             self._check_deadline(pick.decision, timeout_s - waited_s)
         return self._take(prompt, pick, waited_s)

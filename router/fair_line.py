@@ -61,6 +61,14 @@ class FairLine(Generic[ItemT]):
         """Tickets a new one of this class may have to let pass."""
         return sum(c.num_waiting for number, c in self._classes.items() if number <= priority)
 
+    def refuses(self, tenant: str, priority: int, *, limit: int) -> bool:
+        """Whether `add` would return a new ticket of this tenant and class itself."""
+        waiting = self._classes.get(priority)
+        if waiting is None or waiting.num_waiting < limit:
+            return waiting is None and limit < 1
+        num_own = len(waiting.lines.get(tenant, ())) + 1
+        return num_own >= max(map(len, waiting.lines.values()))
+
     def add(self, ticket: Ticket[ItemT], *, limit: int) -> Ticket[ItemT] | None:
         """Let a ticket wait. Over the limit somebody must go: return who, maybe this ticket.
 

@@ -185,13 +185,15 @@ class LinkTable:
 class Pools:
     """Owns both tables and the links between them.
 
-    Invariant: `num_memberships` grows whenever a worker comes or goes, and with nothing else.
+    Invariants: `num_memberships` grows whenever a worker comes or goes, and with nothing else;
+    `num_openings` whenever a prompt that had no choice may have one.
     """
 
     def __init__(self, views: Iterable[WorkerView] = ()) -> None:
         self.tables = {PREFILL: WorkerTable(), DECODE: WorkerTable()}
         self.links = LinkTable()
         self.num_memberships = 0
+        self.num_openings = 0
         self._has_new_rows = False
         for view in views:
             self.set(view)
@@ -215,7 +217,9 @@ class Pools:
         row = table.set(view)
         if before is None:
             self._note_membership()
-        elif view.pool == DECODE and before.links is not view.links and not self._has_new_rows:
+            return
+        self.num_openings += _opens(before, view)
+        if view.pool == DECODE and before.links is not view.links and not self._has_new_rows:
             self._has_new_rows = not self.links.has_room(view.links)
             if not self._has_new_rows:
                 self.links.set(row, view.links, self.tables[PREFILL].row_of)
@@ -239,6 +243,7 @@ class Pools:
 
     def _note_membership(self) -> None:
         self.num_memberships += 1
+        self.num_openings += 1
         self._has_new_rows = True
 
     def check_integrity(self) -> None:
@@ -262,3 +267,10 @@ class Pools:
                 numbers = (self.links.byte_s, self.links.latency_s, self.links.queued_bytes)
                 known = tuple(float(column[place, row]) for column in numbers)
                 assert known == (link.byte_s, link.latency_s, link.queued_bytes), (peer, view.key)
+
+
+def _opens(before: WorkerView, view: WorkerView) -> bool:
+    """Whether a worker takes what it did not: longer prompts, or some over another link."""
+    if view.open_tokens > before.open_tokens:
+        return True
+    return view.links is not before.links and not view.links.keys() <= before.links.keys()

@@ -38,7 +38,11 @@ class Predictions:
     def add(self, bit: int, names: Sequence[BlockName]) -> None:
         """This slot will hold these."""
         young, last, added = self._young, None, bit
-        for name in names[: MAX_GENERATION_BLOCKS - len(young)]:
+        names = names[: MAX_GENERATION_BLOCKS - len(young)]
+        if young.keys().isdisjoint(names):
+            young.update(dict.fromkeys(names, bit))
+            return
+        for name in names:
             known = young.get(name, 0)
             # Neighbours mostly have the same bitmap: they share it, and are seen to.
             if known is not last:
@@ -53,6 +57,17 @@ class Predictions:
                     if generation.get(name, 0) & bit:
                         generation[name] &= ~bit
 
+    def of_one(self, name: BlockName) -> int:
+        """Bitmap of the slots that will hold it."""
+        return self._young.get(name, 0) | self._old.get(name, 0)
+
     def of(self, names: Sequence[BlockName]) -> tuple[Iterator[int], Iterator[int]]:
-        """Bitmaps of the slots that will hold each, of both generations; looked up when taken."""
-        return map(self._young.get, names, repeat(0)), map(self._old.get, names, repeat(0))
+        """Bitmaps of the slots that will hold each, of both generations; looked up when taken.
+
+        They may go on behind the last name.
+        """
+        return _look_up(self._young, names), _look_up(self._old, names)
+
+
+def _look_up(generation: dict[BlockName, int], names: Sequence[BlockName]) -> Iterator[int]:
+    return map(generation.get, names, repeat(0)) if generation else repeat(0)

@@ -16,7 +16,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import groupby, repeat
 
 import numpy as np
 
@@ -29,7 +29,7 @@ MAX_SHARED_BITMAPS = 1 << 16
 # An array of names may be this much longer than what its worker holds before it is made anew.
 SPARE_NAMES = 1024
 TURNS_BEFORE_REUSE = 2
-FEW_BITS = 6  # that are sooner found one by one than all at once
+FEW_BITS = 24  # that are sooner found one by one than all at once, where neither was done lately
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,26 +178,33 @@ class PrefixIndex:
 
     def _match(self, names: Sequence[BlockName], block_size: int, cached: CachedTokens) -> None:
         """Walk along the prompt; who does not hold a block of it is out from there on."""
-        held = map(self._holders.get, names, repeat(0))
-        last: tuple[int, int, int] | None = None
-        told = alive = 0
-        depth = -1
-        for depth, bitmaps in enumerate(zip(held, *self._predictions.of(names), strict=True)):
-            # Blocks of one prompt mostly have the same holders.
-            if bitmaps == last:
-                continue
+        told = self._holders.get(names[0], 0)
+        alive = told | self._predictions.of_one(names[0])
+        if not alive:
+            return
+        depth = self._num_told(names, alive)
+        num_tokens, rest = depth * block_size, names[depth:]
+        held = map(self._holders.get, rest, repeat(0))
+        # Blocks of one prompt mostly have the same holders.
+        for bitmaps, run in groupby(zip(held, *self._predictions.of(rest), strict=False)):
             holders, young, old = bitmaps
-            if last is None:
-                told, alive = holders, holders | young | old
-            else:
-                num_tokens = depth * block_size
-                told = _keep(told, holders, num_tokens, cached.num_confirmed)
-                alive = _keep(alive, holders | young | old, num_tokens, cached.num_tokens)
+            told = _keep(told, holders, num_tokens, cached.num_confirmed)
+            alive = _keep(alive, holders | young | old, num_tokens, cached.num_tokens)
             if not alive:
                 return
-            last = bitmaps
-        _note(told, (depth + 1) * block_size, cached.num_confirmed)
-        _note(alive, (depth + 1) * block_size, cached.num_tokens)
+            num_tokens += len(list(run)) * block_size
+        _note(told, num_tokens, cached.num_confirmed)
+        _note(alive, num_tokens, cached.num_tokens)
+
+    def _num_told(self, names: Sequence[BlockName], bitmap: int) -> int:
+        """Leading blocks that all of these slots told of: no prediction says more of them."""
+        passed = None
+        for depth, holders in enumerate(map(self._holders.get, names, repeat(0))):
+            if holders is not passed:
+                if bitmap & holders != bitmap:
+                    return depth
+                passed = holders
+        return len(names)
 
     @property
     def num_blocks(self) -> int:
@@ -250,8 +257,9 @@ def _note(bitmap: int, num_tokens: int, counts: Floats) -> None:
     """Write a number down for these slots."""
     if bitmap.bit_count() <= FEW_BITS:
         while bitmap:
-            counts[bitmap.bit_length() - 1] = num_tokens
-            bitmap &= ~(1 << (bitmap.bit_length() - 1))
+            slot = bitmap.bit_length() - 1
+            counts[slot] = num_tokens
+            bitmap ^= 1 << slot
         return
     digits = np.frombuffer(bitmap.to_bytes((len(counts) + 7) // 8, "little"), dtype=np.uint8)
     counts[np.unpackbits(digits, count=len(counts), bitorder="little").view(bool)] = num_tokens

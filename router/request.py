@@ -28,6 +28,11 @@ class Tenant:
 EVERYBODY = Tenant()
 
 
+def class_of(priority: int) -> int:
+    """The class in which a request of this priority waits: 0 goes first, 2 last."""
+    return 1 + (priority > 0) - (priority < 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
     """One prompt to be served. The router never changes it."""

@@ -25,6 +25,11 @@ class RequestMetrics:
         if self._metrics is not None:
             self._metrics.add(names.MIGRATIONS, cause=cause)
 
+    def refused(self) -> None:
+        """A request was refused before it was one, since too many are here."""
+        if self._metrics is not None:
+            self._metrics.add(names.ADMISSION_REJECTED, reason=_REJECTED[QueueFull])
+
     def ended(
         self, report: RequestReport, error: BaseException | None, num_predicted_tokens: int
     ) -> None:

@@ -27,7 +27,7 @@ from router.failures import raise_if_final
 from router.legs import AttemptPlan, release_prefill
 from router.probation import Probation
 from router.prompt import Prompt
-from router.request import FinishReason, RoutedRequest
+from router.request import FinishReason, RoutedRequest, class_of
 from router.request_metrics import RequestMetrics
 from router.retry import Failure, RetryBudget
 from router.run_spans import attempt_attributes, migrated, record_span, route_attributes
@@ -210,7 +210,7 @@ class RequestRun:
         request = self._request
         return Place(
             tenant=request.tenant,
-            priority=1 + (request.priority > 0) - (request.priority < 0),
+            priority=class_of(request.priority),
             num_tokens=num_tokens,
             is_admitted=self._epoch > 0,
         )

@@ -20,16 +20,19 @@ fleet.py, worker_state.py, prefix_index.py).
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from router.config import RouterConfig
 from router.discovery import Discovery
 from router.dispatcher import Dispatcher
+from router.errors import QueueFull
 from router.generation import Generation
 from router.prefix_index import PrefixIndex
 from router.probation import Probation
-from router.request import LoadReport, ModelInfo, RoutedRequest
+from router.report import RequestReport
+from router.request import LoadReport, ModelInfo, RoutedRequest, Tenant, class_of
 from router.request_metrics import RequestMetrics
 from router.request_run import RequestRun, RunServices
 from router.retry import RetryBudget
@@ -89,6 +92,7 @@ class Router:
             now=now,
         )
         self._running: set[Generation] = set()
+        self._unfinished: Counter[tuple[str, int]] = Counter()  # by tenant and class
         self._background: set[asyncio.Future[None]] = set()
 
     async def start(self) -> None:
@@ -117,13 +121,29 @@ class Router:
             arrived_at_s=arrived_at_s,
             now=self.now,
         )
-        return Generation(
+        generation = Generation(
             RequestRun(request, self._services, timeline, deadline_s),
             timeline,
             metrics=self._metrics,
             running=self._running,
-            on_end=partial(self._dispatcher.learn, request),
+            on_end=partial(self._ended, request),
         )
+        self._unfinished[request.tenant.name, class_of(request.priority)] += 1
+        return generation
+
+    def has_room(self, tenant: Tenant, priority: int) -> bool:
+        """Whether a request of this tenant and priority need not be refused for the load."""
+        number = class_of(priority)
+        return self._dispatcher.has_room(
+            tenant, number, num_unfinished=self._unfinished[tenant.name, number]
+        )
+
+    def check_room(self, tenant: Tenant, priority: int) -> None:
+        """QueueFull, which counts as a refusal, when there is no room."""
+        if not self.has_room(tenant, priority):
+            self._metrics.refused()
+            hint_s = self._dispatcher.retry_after_s(class_of(priority))
+            raise QueueFull("no room for one more of its class and tenant", hint_s)
 
     def max_requests(self, num_choices: int) -> int:
         """How many requests of this many choices could run or wait at once, all alone."""
@@ -211,6 +231,13 @@ class Router:
     def num_running(self) -> int:
         """Requests that have not ended."""
         return len(self._running)
+
+    def _ended(self, request: RoutedRequest, report: RequestReport) -> None:
+        kind = (request.tenant.name, class_of(request.priority))
+        self._unfinished[kind] -= 1
+        if not self._unfinished[kind]:
+            del self._unfinished[kind]
+        self._dispatcher.learn(request, report)
 
     def _workers_changed(self, *, is_membership: bool) -> None:
         self._dispatcher.workers_changed(is_membership=is_membership)

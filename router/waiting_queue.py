@@ -68,6 +68,12 @@ class WaitingQueue(Generic[ChoiceT]):
         """Of the new requests that wait."""
         return self._new.num_tokens
 
+    def must_wait(self, place: Place) -> bool:
+        """Whether others are before it, so that it cannot have a choice at once."""
+        if self._again:
+            return True
+        return not place.is_admitted and self._new.num_before(place.priority) > 0
+
     async def take(
         self, try_pick: Callable[[], ChoiceT | None], place: Place, *, timeout_s: float
     ) -> ChoiceT:
@@ -76,7 +82,7 @@ class WaitingQueue(Generic[ChoiceT]):
         QueueFull when too many wait already or the deadline would pass meanwhile, TimeoutError
         when it has passed.
         """
-        if not self._must_wait(place) and (choice := try_pick()) is not None:
+        if not self.must_wait(place) and (choice := try_pick()) is not None:
             self._charge(place)
             return choice
         turn = _Turn()
@@ -90,6 +96,11 @@ class WaitingQueue(Generic[ChoiceT]):
         self._charge(place)
         self._drain.note_turn(self._now())
         return choice
+
+    def has_room(self, tenant: Tenant, priority: int) -> bool:
+        """Whether `take` may do more than refuse a new request of this tenant and class."""
+        must_wait = bool(self._again) or self._new.num_before(priority) > 0
+        return not (must_wait and self._new.refuses(tenant.name, priority, limit=self._limit()))
 
     def wake(self) -> None:
         """A choice may exist now: the head tries."""
@@ -113,11 +124,6 @@ class WaitingQueue(Generic[ChoiceT]):
     def _charge(self, place: Place) -> None:
         if not place.is_admitted:
             self.charge(place.tenant, place.num_tokens)
-
-    def _must_wait(self, place: Place) -> bool:
-        if self._again:
-            return True
-        return not place.is_admitted and self._new.num_before(place.priority) > 0
 
     def _head(self) -> _Turn | None:
         if self._again:

@@ -30,6 +30,10 @@ class WorkerMetrics:
         """Put one value into a histogram."""
         self._metrics.observe(name, value)
 
+    def flush(self) -> None:
+        """Bring what was written where it goes, before the worker ends."""
+        self._metrics.flush()
+
     def raise_to(self, name: str, total: float) -> None:
         """Raise a counter to the total somebody else counted."""
         self._raise_to(name, total, "", {})

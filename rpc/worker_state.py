@@ -20,7 +20,7 @@ from rpc.description import WorkerDescription
 from rpc.engine_reporter import EngineReporter, ReportingEngine
 from rpc.state_feed import StateFeed
 from rpc.worker_load import HeartbeatLike, LinkStatusLike, to_worker_load
-from rpc.worker_metrics import WorkerMetrics, WrapSink
+from rpc.worker_metrics import WorkerMetrics
 from telemetry.span_outbox import SpanOutbox
 
 REFRESH_PERIOD_S = 1.0  # how old the load of an idle engine may be
@@ -48,7 +48,6 @@ class StateSources:
     metrics: WorkerMetrics
     spans: SpanOutbox
     export: Callable[[], None]  # brings the worker's own series up to date
-    wrap_sink: WrapSink | None = None  # puts a second sink beside the worker's own
 
 
 class WorkerState:
@@ -70,11 +69,6 @@ class WorkerState:
         self._bytes_per_token = bytes_per_token
         self._admission = admission
         self._sources = sources
-        self._metrics = WorkerMetrics(
-            pool=description.pool,
-            worker_id=description.worker_id,
-            wrap_sink=sources.wrap_sink,
-        )
         self._reporter = EngineReporter(engine, on_report=self._publish)
         self.on_step = self._reporter.on_step  # for the engine's thread
         self.feed = StateFeed(

@@ -18,6 +18,7 @@ from sim.worker import SimWorker, link_all
 
 LOST_S = 0.001  # until a broken connection is noticed
 IDLE_LOOK_S = 0.25  # a worker that drains looks so often whether it may end
+STUCK_S = 600.0  # without an arrival or an end, while nobody works
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,24 @@ class ClusterSpec:
                 f"Got {self.num_prefill} prefill and {self.num_decode} decode workers "
                 "but expected at least one decode worker"
             )
+        if self.local_prefill == "never" and self.num_prefill < 1:
+            raise ValueError(
+                f"Got {self.num_prefill} prefill workers and {self.local_prefill = } "
+                "but then nobody computes prompts: expected at least one, or 'auto'"
+            )
         names = {f"{PREFILL}-{n}" for n in range(self.num_prefill)}
         names |= {f"{DECODE}-{n}" for n in range(self.num_decode)}
         for kill in self.kills:
             if kill.worker_id not in names:
                 raise ValueError(f"Got no worker {kill.worker_id!r} to kill, such as decode-0")
+            if not (0.0 <= kill.at_s < float("inf")):
+                raise ValueError(f"Got {kill.at_s = } but expected 0 or more seconds")
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output of the longest request that any worker can hold."""
+        num_kv_tokens = self.hardware.num_kv_tokens // self.block_size * self.block_size
+        return min(self.hardware.max_model_len, num_kv_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +89,7 @@ class SimCluster:
         self._policy = policy
         self.agenda = Agenda()
         self._num_open = 0
+        self._moved_at_s = 0.0
         self._num_grown = 0
         self._serving: dict[str, SimWorker] = {}
         self.workers: list[SimWorker] = []
@@ -94,9 +109,14 @@ class SimCluster:
             Flight(request=request, names=namer.names(number))
             for number, request in enumerate(trace.requests)
         ]
-        self._num_open = len(flights)
-        for flight, front in zip(flights, itertools.cycle(self.fronts), strict=False):
+        possible = [flight for flight in flights if self._could_hold(flight)]
+        if not possible:
+            raise ValueError(f"no request of {trace.name} fits: {flights[0].error}")
+        self._num_open = len(possible)
+        for flight, front in zip(possible, itertools.cycle(self.fronts), strict=False):
             self._plan_arrival(flight, front)
+        self._moved_at_s = possible[-1].request.arrived_s
+        self._look_for_progress()
         for kill in self._spec.kills:
             self.agenda.at(kill.at_s, lambda kill=kill: self.kill(kill.worker_id))  # type: ignore[misc]
         self.agenda.run(lambda: self._num_open == 0)
@@ -197,6 +217,23 @@ class SimCluster:
     def _flight_ended(self, flight: Flight) -> None:
         del flight
         self._num_open -= 1
+        self._moved_at_s = max(self._moved_at_s, self.agenda.now_s)
+
+    def _could_hold(self, flight: Flight) -> bool:
+        """Refuse at once what would wait for ever, as a router does."""
+        longest, num_tokens = self._spec.max_request_tokens, flight.request.num_tokens
+        if num_tokens > longest:
+            flight.error = f"{num_tokens} tokens are more than the {longest} that a worker can hold"
+        return not flight.error
+
+    def _look_for_progress(self) -> None:
+        is_idle = all(worker.is_idle for worker in self._serving.values())
+        if is_idle and self.agenda.now_s - self._moved_at_s > STUCK_S:
+            raise ValueError(
+                f"{self._num_open} requests wait, and no worker took one for {STUCK_S:.0f} s of "
+                "simulated time: is a killed worker's restart_s too long?"
+            )
+        self.agenda.after(STUCK_S, self._look_for_progress)
 
     def check_integrity(self) -> None:
         """After a run: no worker has anything left of a request, no router counts any."""

@@ -54,16 +54,14 @@ def run(settings: SimSettings) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     try:
         _run(settings, console)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"relevo sim: {error}", file=sys.stderr)  # noqa: T201 - the command's own output
         return 2
     return 0
 
 
 def _run(settings: SimSettings, console: Console) -> None:
-    policies = settings.policies or POLICIES
-    if unknown := [name for name in policies if name not in POLICIES]:
-        raise ValueError(f"Got policy {unknown[0]!r} but expected one of {', '.join(POLICIES)}")
+    _check(settings)
     objectives = Objectives(ttft_s=settings.ttft_s, tpot_s=settings.tpot_ms / 1000.0)
     spec, trace = _make_spec(settings), _load_trace(settings)
     trace = _at_asked_rate(trace, spec, settings, console)
@@ -73,8 +71,12 @@ def _run(settings: SimSettings, console: Console) -> None:
         f"{settings.hardware}; good: TTFT <= {objectives.ttft_s:g} s, TPOT <= "
         f"{settings.tpot_ms:g} ms"
     )
-    if settings.plots is not None:
-        settings.plots.mkdir(parents=True, exist_ok=True)
+    num_too_long = sum(each.num_tokens > spec.max_request_tokens for each in trace.requests)
+    if num_too_long:
+        console.print(
+            f"{num_too_long} of them are longer than the {spec.max_request_tokens} tokens that a "
+            "worker can hold: refused, hence not good"
+        )
     if settings.autoscale:
         scaled = show_scaling(spec, trace, objectives, console, seed=settings.seed)
         _write_json(settings, {"scaling": [report.to_dict() for report in scaled]})
@@ -82,6 +84,20 @@ def _run(settings: SimSettings, console: Console) -> None:
         _search(settings, spec, trace, objectives, console)
     else:
         _compare(settings, spec, trace, objectives, console)
+
+
+def _check(settings: SimSettings) -> None:
+    """Rather now than after minutes."""
+    policies = settings.policies or POLICIES
+    if unknown := [name for name in policies if name not in POLICIES]:
+        raise ValueError(f"Got policy {unknown[0]!r} but expected one of {', '.join(POLICIES)}")
+    file = settings.json_file
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise ValueError(f"Got --json {file} but expected a file in a folder that exists")
+    if settings.autoscale and settings.prefill < 1:
+        raise ValueError("Got --prefill 0 but --autoscale grows both pools from one worker")
+    if settings.plots is not None:
+        settings.plots.mkdir(parents=True, exist_ok=True)
 
 
 def _make_spec(settings: SimSettings) -> ClusterSpec:

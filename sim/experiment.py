@@ -29,9 +29,11 @@ def run_policy(spec: ClusterSpec, trace: Trace, policy: str, *, seed: int) -> Ru
 def find_saturation(spec: ClusterSpec, trace: Trace, policy: str, *, seed: int) -> float:
     """Requests per second that end while there are always more: all arrive at once."""
     run = run_policy(spec, trace.at_rate(float("inf")), policy, seed=seed)
-    ends_s = sorted(flight.finished_s or 0.0 for flight in run.flights)
+    ends_s = sorted(each.finished_s for each in run.flights if each.finished_s is not None)
     first, last = (int(share * (len(ends_s) - 1)) for share in SATURATION_WINDOW)
-    return (last - first) / max(ends_s[last] - ends_s[first], 1e-9)
+    if ends_s[last] <= ends_s[first]:
+        raise ValueError(f"{len(ends_s)} requests are too few to tell what saturates the cluster")
+    return (last - first) / (ends_s[last] - ends_s[first])
 
 
 def search_split(
@@ -45,17 +47,18 @@ def search_split(
 ) -> list[tuple[int, int, Report]]:
     """(prefill, decode, report) of the splits tried: coarse steps, then around the best."""
     step = max(num_workers // 8, 1)
+    fewest = 1 if spec.local_prefill == "never" else 0
     tried: dict[int, Report] = {}
 
     def try_splits(numbers: Iterable[int]) -> int:
         for num_prefill in numbers:
-            if 0 <= num_prefill < num_workers and num_prefill not in tried:
+            if fewest <= num_prefill < num_workers and num_prefill not in tried:
                 split = replace(spec, num_prefill=num_prefill, num_decode=num_workers - num_prefill)
                 run = run_policy(split, trace, policy, seed=seed)
                 tried[num_prefill] = make_report(run, objectives)
         return max(tried, key=lambda number: _merit(tried[number]))
 
-    best = try_splits(range(0, num_workers, step))
+    best = try_splits(range(fewest, num_workers, step))
     while step > 1:
         step = -(-step // 2) if step > 2 else 1
         best = try_splits((best - step, best + step))

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from router.chooser import Chooser
+from router.chooser import Chooser, Openings, Pick
 from router.fair_line import FairLine, Ticket
 from router.fleet import Fleet
 from router.policy import Policy
@@ -49,7 +49,7 @@ class Front:
         self._on_end = on_end
         self._line: FairLine[Flight] = FairLine()
         self._processes: dict[WorkerKey, SimWorker] = {}
-        self._is_asleep = False
+        self._had_none: tuple[Openings, Flight] | None = None  # with the openings then
 
     # Workers.
 
@@ -108,17 +108,12 @@ class Front:
             flight.waited_s = self._agenda.now_s - flight.request.arrived_s
 
     def _try(self, flight: Flight) -> bool:
-        prompt = SimPrompt(
-            flight=flight,
-            num_output_tokens=self.typical.expected_tokens(UNBOUNDED),
-        )
         start_s = time.thread_time()
-        pick = self.chooser.pick(prompt, flight.excluded)
-        if pick is None:
-            self.choosing_s += time.thread_time() - start_s
-            return False
-        pick_id = self.chooser.take(prompt, pick)
+        taken = self._take(flight)
         self.choosing_s += time.thread_time() - start_s
+        if taken is None:
+            return False
+        pick, pick_id = taken
         keys = [view.key for view in pick.decision.chosen.choice.workers]
         if not flight.num_attempts:
             flight.num_predicted = pick.num_predicted_tokens
@@ -134,6 +129,17 @@ class Front:
         )
         self._agenda.after(self._rpc_latency_s, lambda: self._start(attempt))
         return True
+
+    def _take(self, flight: Flight) -> tuple[Pick, int] | None:
+        openings = self.chooser.openings()
+        if (openings, flight) == self._had_none:
+            return None
+        num_output_tokens = self.typical.expected_tokens(UNBOUNDED)
+        prompt = SimPrompt(flight=flight, num_output_tokens=num_output_tokens)
+        if (pick := self.chooser.pick(prompt, flight.excluded)) is None:
+            self._had_none = (openings, flight)
+            return None
+        return pick, self.chooser.take(prompt, pick)
 
     def _start(self, attempt: SimAttempt) -> None:
         refuser = attempt.find_refusal()

@@ -29,7 +29,7 @@ def draw_latencies(runs: Sequence[Run], objectives: Objectives, path: Path) -> N
 
 
 def _draw_share(axis: Any, run: Run, value: Callable[[Flight], float]) -> None:
-    values = sorted(max(value(flight), 1e-4) for flight in run.flights)
+    values = sorted(max(value(flight), 1e-4) for flight in run.flights if not flight.error)
     shares = [(number + 1) / len(values) for number in range(len(values))]
     axis.plot(values, shares, label=run.policy)
 

@@ -32,6 +32,7 @@ class Report:
 
     policy: str
     num_requests: int
+    num_too_long: int  # of them, that no worker can hold: refused, hence not good
     rate: float  # offered, requests per second
     throughput: float  # ended, requests per second
     ttft_s: Percentiles
@@ -54,9 +55,9 @@ class Report:
 
 
 def make_report(run: Run, objectives: Objectives) -> Report:
-    """Add it up; every flight of the run has ended."""
-    flights = run.flights
-    num_requests = len(flights)
+    """Add it up; every flight of the run has ended. Latencies are of those served."""
+    num_requests = len(run.flights)
+    flights = [flight for flight in run.flights if not flight.error]
     ttfts = [flight.first_token_s or 0.0 for flight in flights]
     tpots = [flight.time_per_output_token_s for flight in flights]
     num_good = sum(
@@ -68,8 +69,9 @@ def make_report(run: Run, objectives: Objectives) -> Report:
     return Report(
         policy=run.policy,
         num_requests=num_requests,
+        num_too_long=num_requests - len(flights),
         rate=num_requests / offered_s,
-        throughput=num_requests / run.duration_s,
+        throughput=len(flights) / run.duration_s,
         ttft_s=percentiles(ttfts),
         tpot_s=percentiles(
             [t for t, f in zip(tpots, flights, strict=True) if f.request.num_output_tokens > 1]
@@ -78,7 +80,7 @@ def make_report(run: Run, objectives: Objectives) -> Report:
         goodput=num_good / offered_s,
         hit_rate=sum(f.num_cached for f in flights)
         / sum(f.request.num_prompt_tokens for f in flights),
-        local_share=sum(not f.prefill_id for f in flights) / num_requests,
+        local_share=sum(not f.prefill_id for f in flights) / len(flights),
         prefill_imbalance=_imbalance(run.workers, PREFILL),
         decode_imbalance=_imbalance(run.workers, DECODE),
         num_refusals=sum(f.num_refusals for f in flights),

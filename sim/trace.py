@@ -7,6 +7,7 @@ Azure     CSV TIMESTAMP, ContextTokens, GeneratedTokens; nothing is shared
 
 import csv
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from pathlib import Path
 import orjson
 
 MOONCAKE_BLOCK_TOKENS = 512
+MIN_REQUESTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,11 @@ class TraceRequest:
     num_output_tokens: int
     block_ids: tuple[int, ...]  # of the prompt's blocks; empty: it shares nothing
 
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
@@ -35,6 +42,14 @@ class Trace:
     requests: Sequence[TraceRequest]
     block_tokens: int = MOONCAKE_BLOCK_TOKENS  # what one of the block ids stands for
 
+    def __post_init__(self) -> None:
+        """Refuse what has no rate."""
+        if len(self.requests) < MIN_REQUESTS:
+            raise ValueError(
+                f"{self.name} has {len(self.requests)} requests but at least {MIN_REQUESTS} are "
+                "needed"
+            )
+
     @property
     def rate(self) -> float:
         """Requests per second."""
@@ -43,6 +58,10 @@ class Trace:
 
     def at_rate(self, rate: float) -> "Trace":
         """The same requests, closer together or further apart."""
+        if not rate > 0.0:
+            raise ValueError(f"Got {rate = } requests per second but expected more than 0")
+        if self.rate == float("inf") != rate:
+            raise ValueError(f"all requests of {self.name} come at one moment: it has no rate")
         factor = self.rate / rate if rate != float("inf") else 0.0
         first_s = self.requests[0].arrived_s
         requests = [
@@ -92,9 +111,10 @@ def read_trace(path: Path) -> Trace:
             requests = sorted(read(lines), key=lambda each: each.arrived_s)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    if len(requests) < 2:
-        raise ValueError(f"{path} has {len(requests)} requests but at least 2 are needed")
-    start_s = requests[0].arrived_s  # an Azure trace says which day of the year it was
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error.reason}") from error
+    # An Azure trace says which day of the year it was.
+    start_s = requests[0].arrived_s if requests else 0.0
     requests = [replace(each, arrived_s=each.arrived_s - start_s) for each in requests]
     return Trace(name=path.stem, requests=requests)
 
@@ -105,11 +125,11 @@ def _read_mooncake(lines: Iterable[str]) -> list[TraceRequest]:
         try:
             fields = orjson.loads(line)
             requests.append(
-                TraceRequest(
-                    arrived_s=fields["timestamp"] / 1000.0,
-                    num_prompt_tokens=max(int(fields["input_length"]), 1),
-                    num_output_tokens=max(int(fields["output_length"]), 1),
-                    block_ids=tuple(fields["hash_ids"]),
+                _make_request(
+                    fields["timestamp"] / 1000.0,
+                    int(fields["input_length"]),
+                    int(fields["output_length"]),
+                    tuple(map(operator.index, fields["hash_ids"])),
                 )
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -127,11 +147,11 @@ def _read_azure(lines: Iterable[str]) -> list[TraceRequest]:
             # Python's fromisoformat takes six digits of a second, the trace has seven.
             moment = datetime.fromisoformat(fields["TIMESTAMP"][:26])
             requests.append(
-                TraceRequest(
-                    arrived_s=(moment - datetime(moment.year, 1, 1)).total_seconds(),
-                    num_prompt_tokens=max(int(fields["ContextTokens"]), 1),
-                    num_output_tokens=max(int(fields["GeneratedTokens"]), 1),
-                    block_ids=(),
+                _make_request(
+                    (moment - datetime(moment.year, 1, 1)).total_seconds(),
+                    int(fields["ContextTokens"]),
+                    int(fields["GeneratedTokens"]),
+                    (),
                 )
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -140,6 +160,20 @@ def _read_azure(lines: Iterable[str]) -> list[TraceRequest]:
                 f"got {error!r}"
             ) from error
     return requests
+
+
+def _make_request(
+    arrived_s: float, num_prompt_tokens: int, num_output_tokens: int, block_ids: tuple[int, ...]
+) -> TraceRequest:
+    if min(num_prompt_tokens, num_output_tokens, *block_ids) < 0:
+        raise ValueError("a number below 0")
+    # Recorded ones may be empty: somebody asked all the same.
+    return TraceRequest(
+        arrived_s=arrived_s,
+        num_prompt_tokens=max(num_prompt_tokens, 1),
+        num_output_tokens=max(num_output_tokens, 1),
+        block_ids=block_ids,
+    )
 
 
 def ideal_hit_rate(trace: Trace) -> float:

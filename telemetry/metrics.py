@@ -151,7 +151,10 @@ INSTRUMENT_BY_NAME: Final[Mapping[str, Instrument]] = {each.name: each for each 
 
 
 class MetricSink(Protocol):
-    """Where numbers go. Names are those of INSTRUMENTS; labels are complete. May raise."""
+    """Where numbers go, from any thread. May raise.
+
+    Names are those of INSTRUMENTS; labels are complete, and nobody changes them afterwards.
+    """
 
     def add(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Raise a counter by `value` >= 0."""
@@ -162,15 +165,20 @@ class MetricSink(Protocol):
     def observe(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Put one value into a histogram."""
 
+    def flush(self) -> None:
+        """Bring what was written so far where it goes; a sink that keeps nothing back is done."""
+
 
 class Metrics:
     """What the rooms write metrics through. Invariant: no call ever raises into a request."""
 
     def __init__(self, sink: MetricSink, *, labels: Mapping[str, str] | None = None) -> None:
         self._sink = sink
-        self._labels = dict(
-            labels or {}
-        )  # those of the process; an instrument takes the ones it has
+        labels = labels or {}  # those of the process; an instrument takes the ones it has
+        self._constant_labels = {
+            each.name: {key: text for key, text in labels.items() if key in each.labels}
+            for each in INSTRUMENTS
+        }
         self._failed_names: set[str] = set()
 
     def add(self, name: str, value: float = 1.0, **labels: str) -> None:
@@ -185,6 +193,13 @@ class Metrics:
         """Put one value into a histogram."""
         self._write(self._sink.observe, name, value, labels)
 
+    def flush(self) -> None:
+        """Bring everything written so far where it goes."""
+        try:
+            self._sink.flush()
+        except Exception:
+            _LOGGER.exception("Metrics could not be flushed")
+
     def _write(
         self,
         verb: Callable[[str, float, Mapping[str, str]], None],
@@ -193,9 +208,8 @@ class Metrics:
         labels: dict[str, str],
     ) -> None:
         try:
-            known = INSTRUMENT_BY_NAME[name].labels
-            constant = {key: text for key, text in self._labels.items() if key in known}
-            verb(name, value, constant | labels)
+            constant = self._constant_labels[name]
+            verb(name, value, constant | labels if labels else constant)
         except Exception:
             # Once per name: a broken metric in the step loop must not flood the log either.
             if name not in self._failed_names:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from relevo.v1 import common_pb2, state_pb2
 
+from router.errors import QueueFull
 from router.report import RequestReport
-from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, TokenBatch
+from router.request import FinishReason, LoadReport, ModelInfo, RoutedRequest, Tenant, TokenBatch
 from tests.tiny_tokenizer import EOS_TOKEN_ID
 
 Step = TokenBatch | Exception
@@ -96,6 +97,7 @@ class FakeRouter:
         self.workers: list[dict[str, object]] = []
         self.num_waiting = 0
         self.places = 1024
+        self.is_full: Callable[[Tenant, int], bool] = lambda tenant, priority: False
         self.step_s = 0.0
         self.started = asyncio.Event()
         self.generations: list[FakeGeneration] = []
@@ -108,6 +110,13 @@ class FakeRouter:
         self.generations.append(generation)
         self.started.set()
         return generation
+
+    def has_room(self, tenant: Tenant, priority: int) -> bool:
+        return not self.is_full(tenant, priority)
+
+    def check_room(self, tenant: Tenant, priority: int) -> None:
+        if self.is_full(tenant, priority):
+            raise QueueFull("the queue is full", 7.0)
 
     def max_requests(self, num_choices: int) -> int:
         return self.places // num_choices

@@ -19,10 +19,8 @@ from relevo.v1 import decode_pb2, inference_pb2_grpc, prefill_pb2
 import decode_workers.worker as decode_module
 import prefill_workers.worker as prefill_module
 from api.ingress import Ingress
-from decode_workers.config import DecodeWorkerConfig
 from decode_workers.service import DecodeService
 from decode_workers.worker import DecodeWorker
-from prefill_workers.config import PrefillWorkerConfig
 from prefill_workers.service import PrefillService
 from prefill_workers.worker import PrefillWorker
 from router.config import RouterConfig
@@ -31,6 +29,7 @@ from rpc.token import create_token
 from tests.cluster_processes import worker_settings
 from tests.gate import Gate
 from tests.relay import open_ingress
+from workers.config import WorkerConfig
 
 FIRST_INCARNATION = 2_000_000
 
@@ -203,8 +202,8 @@ async def gated_cluster(
 def _make(
     settings: dict[str, Any], num_prefill: int, num_decode: int
 ) -> list[PrefillWorker | DecodeWorker]:
-    prefill = PrefillWorkerConfig.from_dict(settings)
-    decode = DecodeWorkerConfig.from_dict(settings)
+    prefill = WorkerConfig.from_dict(settings)
+    decode = WorkerConfig.from_dict(settings)
     made: list[PrefillWorker | DecodeWorker] = [
         PrefillWorker(prefill, worker_id=f"prefill-{n}", incarnation=FIRST_INCARNATION + n)
         for n in range(num_prefill)

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decode_workers.config import DecodeWorkerConfig
 from decode_workers.worker import DecodeWorker
-from prefill_workers.config import PrefillWorkerConfig
 from prefill_workers.worker import PrefillWorker
 from rpc.token import create_token
 from tests.cluster_processes import worker_settings
 from tests.worker_client import WorkerClient
+from workers.config import WorkerConfig
 
 _INCARNATION = 1_000_000
 
@@ -47,12 +46,12 @@ async def worker_pair(
     pair = WorkerPair(WorkerClient(token_file))
     try:
         for rank in range(num_prefill):
-            config = PrefillWorkerConfig.from_dict(settings(prefill))
+            config = WorkerConfig.from_dict(settings(prefill))
             pair.prefill.append(
                 PrefillWorker(config, worker_id=f"prefill-{rank}", incarnation=_INCARNATION)
             )
         for rank in range(num_decode):
-            decode_config = DecodeWorkerConfig.from_dict(settings(decode))
+            decode_config = WorkerConfig.from_dict(settings(decode))
             pair.decode.append(
                 DecodeWorker(decode_config, worker_id=f"decode-{rank}", incarnation=_INCARNATION)
             )

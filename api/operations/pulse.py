@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from api.operations import traffic
 from api.operations.cluster_events import ClusterEvents
 from api.operations.traffic import Traffic, TrafficSummary
 from api.upstream import Upstream
@@ -53,10 +54,11 @@ class Pulse:
         self._task = asyncio.create_task(self._run(), name="pulse")
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Look no more; whoever else is told of the numbers gets the last ones."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._metrics.flush)
 
     @property
     def uptime_s(self) -> float:
@@ -67,7 +69,7 @@ class Pulse:
         """Take one look."""
         status = self._upstream.status()
         self._set_gauges(status)
-        self.traffic.take(self._sink.samples(), now_s=self._now())
+        self.traffic.take(self._sink.samples(traffic.METRICS), now_s=self._now())
         self.events.update(status)
         if self._now() - self._stats_at_s >= STATS_PERIOD_S:
             self._stats_at_s = self._now()

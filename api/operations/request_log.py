@@ -43,6 +43,8 @@ class RequestLog:
 
     def write(self, request: RoutedRequest, stream: TextStream) -> None:
         """Write down one request that is over."""
+        if self._handler is None and not _LOGGER.isEnabledFor(logging.INFO):
+            return
         arrived_at_s = self._now() if request.arrived_at is None else request.arrived_at
         fields = {
             "timestamp": max(round(1e3 * (arrived_at_s - self._started_at_s)), 0),

@@ -22,6 +22,17 @@ _COUNTERS = {
     metrics.ADMISSION_REJECTED,
 }
 
+# What is read of all metrics.
+METRICS: Final = frozenset(
+    {
+        metrics.TIME_TO_FIRST_TOKEN,
+        metrics.INTER_TOKEN_LATENCY,
+        metrics.REQUESTS_FINISHED,
+        metrics.PROMPT_TOKENS,
+        metrics.ADMISSION_REJECTED,
+    }
+)
+
 Key = tuple[str, str]  # name and its one label's value, if it has one
 
 

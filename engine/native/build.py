@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,8 +42,8 @@ def build_hash_chain() -> Path:
         return path
     compiler = _find_compiler()
     with _linked(path) as linked:
-        source = str(hash_chain.SOURCE)
-        _run([compiler, *hash_chain.COMPILE_FLAGS, "-shared", source, "-o", str(linked)])
+        flags = [*hash_chain.COMPILE_FLAGS, *_python_flags()]
+        _run([compiler, *flags, "-shared", str(hash_chain.SOURCE), "-o", str(linked)])
     return path
 
 
@@ -68,6 +69,12 @@ def build_library(level: str = NATIVE) -> Path:
         if level == NATIVE or level in usable_levels(cpu_flags()):
             _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(linked)!r})"])
     return path
+
+
+def _python_flags() -> tuple[str, ...]:
+    """None where this Python's headers are missing: the library does without them."""
+    headers = Path(sysconfig.get_path("include"))
+    return ("-DRELEVO_HAS_PYTHON", f"-I{headers}") if (headers / "Python.h").exists() else ()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A prompt's chain of digests in one call: where the compiled function lies, and loading it.
+"""A prompt's chain of digests in one call: where the compiled functions lie, and loading them.
 
 It needs neither torch nor a server, so that routers have it too. Without it, and on CPUs that have
 no instructions for SHA-256, `engine/block_hash.py` makes the same digests one by one.
@@ -6,6 +6,7 @@ no instructions for SHA-256, `engine/block_hash.py` makes the same digests one b
 
 import ctypes
 import hashlib
+import sysconfig
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,29 +16,31 @@ from engine.native.library_file import cpu_flags
 SOURCE = Path(__file__).with_suffix(".cc")  # not .cpp: no part of the library that needs torch
 # Any CPU with these instructions runs it, wherever it was built.
 COMPILE_FLAGS = ("-std=c++20", "-O3", "-msha", "-msse4.1", "-fPIC", "-fvisibility=hidden")
+# What an int looks like inside depends on it.
+PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))
 CPU_FLAGS = frozenset(("sha_ni", "ssse3", "sse4_1"))  # as Linux says it
 DIGEST_BYTES = 32
 PADDING_BYTES = 72  # at most, behind a block
 
 # (parent, bytes of whole blocks, bytes of one) -> their digests, one behind the other
 HashChain = Callable[[bytes, bytes, int], bytes]
+TokenPacker = Callable[[list[int]], bytes]
 
 
 def chain_path() -> Path:
     """The file for this source."""
     key = hashlib.sha256(SOURCE.read_bytes())
-    key.update(" ".join(COMPILE_FLAGS).encode())
+    key.update(" ".join((*COMPILE_FLAGS, PYTHON_ABI)).encode())
     return SOURCE.parent / "built" / f"hash-chain-{key.hexdigest()[:16]}.so"
 
 
 @cache
 def load_hash_chain() -> HashChain | None:
     """The function; None where it was not built or cannot run."""
-    path = chain_path()
-    if not path.exists() or not set(cpu_flags().split()) >= CPU_FLAGS:
+    library = _load_library()
+    if library is None:
         return None
-    # It takes some 40 us: giving the interpreter away meanwhile could cost more to get it back.
-    compiled = ctypes.PyDLL(str(path)).relevo_hash_chain
+    compiled = library.relevo_hash_chain
     compiled.restype = None
     text, size = ctypes.c_char_p, ctypes.c_size_t
     compiled.argtypes = (text, text, size, size, text, text)
@@ -51,3 +54,22 @@ def load_hash_chain() -> HashChain | None:
         return digests.raw[: num_blocks * DIGEST_BYTES]
 
     return hash_chain
+
+
+@cache
+def load_token_packer() -> TokenPacker | None:
+    """Bytes of a list of token ids, for it alone; None where it was not built or cannot run."""
+    library = _load_library()
+    if library is None or not hasattr(library, "relevo_pack_tokens"):
+        return None
+    compiled: TokenPacker = library.relevo_pack_tokens
+    compiled.restype, compiled.argtypes = ctypes.py_object, (ctypes.py_object,)  # type: ignore[attr-defined]
+    return compiled
+
+
+def _load_library() -> ctypes.PyDLL | None:
+    path = chain_path()
+    if not path.exists() or not set(cpu_flags().split()) >= CPU_FLAGS:
+        return None
+    # It takes some 40 us: giving the interpreter away meanwhile could cost more to get it back.
+    return ctypes.PyDLL(str(path))

@@ -15,7 +15,10 @@ class PoolScaling:
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
         if self.min < 1:
-            raise ValueError(f"Got {self.min = } but expected at least 1")
+            raise ValueError(
+                f"Got {self.min = } but expected at least 1: a start takes longer than a client"
+                " waits"
+            )
         if self.max < self.min:
             raise ValueError(f"Got {self.max = } but expected at least {self.min = }")
         if self.up_delay_s < 0 or self.down_delay_s < 0:

@@ -122,10 +122,13 @@ def _next(
     is_kept: bool,
     now_s: float,
 ) -> PoolPlan:
-    if not pool.is_settled(scaling, now_s):
-        pool = replace(pool, target=max(pool.target, min(live, scaling.max)))
+    turned_up = 0 if pool.is_settled(scaling, now_s) else min(live, scaling.max)
+    is_following = turned_up > pool.target
+    if is_following:
+        pool = replace(pool, target=turned_up, since_s=now_s)
     advised = _advise(pool.target, scaling, demand, live=live) if live else pool.target
-    if is_kept:
+    # What was advised before they turned up, or by one moment of them, lets none of them go.
+    if is_kept or is_following:
         advised = max(advised, pool.target)
     oldest_s = now_s - max(scaling.up_delay_s, scaling.down_delay_s)
     advice = (*(each for each in pool.advice if each.at_s >= oldest_s), Advice(now_s, advised))

@@ -18,6 +18,7 @@ import yaml
 
 from cluster.server_process import free_ports
 from rpc.token import create_token
+from tests.callers import Callers
 from tests.long_form import long_form
 from tests.served_cluster import SMALL, ServedCluster, is_taken
 
@@ -200,7 +201,7 @@ def _grow_and_shrink(url: str, log: Path) -> None:
 
     def has_grown() -> bool:
         ask(url, max_tokens=200)
-        return len(decode_workers()) == 2
+        return sorted(decode_workers()) == ["decode-0", "decode-1"]
 
     assert len(decode_workers()) == 1
     _wait_until(has_grown, log)
@@ -216,7 +217,8 @@ def _is_ready(url: str) -> bool:
 
 
 @long_form
-def test_a_deployment_is_replaced_and_rolled_back(
+@pytest.mark.timeout(900)
+def test_a_deployment_is_replaced_and_rolled_back_under_load(
     head: Head, tiny_model: Path, tmp_path: Path
 ) -> None:
     http_port, grpc_port = free_ports(2)
@@ -227,10 +229,11 @@ def test_a_deployment_is_replaced_and_rolled_back(
         "model.path": str(tiny_model),
         "ingress.http_port": str(http_port),
         "ingress.grpc_port": str(grpc_port),
-        "prefill.drain_s": "3",
-        "decode.drain_s": "3",
+        "prefill.replicas": "2",
+        "decode.replicas": "2",
+        "engine.num_kv_blocks": "200",
     }
-    settings = [*(f"{key}={value}" for key, value in keys.items()), *SMALL]
+    settings = [*SMALL, *(f"{key}={value}" for key, value in keys.items())]
 
     def relevo(*arguments: str) -> str:
         done = subprocess.run(
@@ -238,7 +241,7 @@ def test_a_deployment_is_replaced_and_rolled_back(
             env=head.environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -250,16 +253,22 @@ def test_a_deployment_is_replaced_and_rolled_back(
 
     def deploy(*assignments: str) -> str:
         relevo("deploy", *(f"--set={each}" for each in (*settings, *assignments)))
-        assert ask(url)
         return version()
 
+    body = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 300, "temperature": 0}
     try:
         first = deploy()
-        second = deploy("engine.max_num_seqs=3")
-        assert second != first
-        relevo("rollback", "--address", head.address)
-        assert ask(url)
-        assert version() == first
+        with Callers(url, 3, body | {"ignore_eos": True}) as callers:
+            _wait_until(lambda: len(callers.texts) > 3, head.log)
+            second = deploy("engine.max_num_seqs=3")
+            num_before = len(callers.texts)
+            _wait_until(lambda: len(callers.texts) > num_before + 3, head.log)
+            relevo("rollback", "--address", head.address)
+            num_before = len(callers.texts)
+            _wait_until(lambda: len(callers.texts) > num_before + 3, head.log)
+        assert callers.lost == []
+        assert len(set(callers.texts)) == 1
+        assert version() == first != second
         listed = relevo("rollback", "--list", "--address", head.address)
         assert listed.count(first) == 2
         assert listed.count(second) == 1

@@ -83,8 +83,8 @@ def test_each_phase_and_worker_has_a_line_and_then_come_the_addresses(
         for fact in ("weights", "64 KV blocks in", "longest requests"):
             assert fact in line
     assert any("link decode-0 ← prefill-0: ready" in line for line in lines)
-    for pool in ("prefill", "decode"):
-        told = [line for line in lines if line.split()[2:4] == [pool, "pid"]]
+    for worker in ("prefill-0", "decode-0"):
+        told = [line for line in lines if line.split()[2:4] == [worker, "pid"]]
         assert any("loaded" in line for line in told), lines
         assert any("memory: weights" in line for line in told), lines
     rows = [line.split("  ")[1] for line in lines if line.startswith("  ") and "://" in line]
@@ -310,11 +310,13 @@ def test_the_ray_ui_names_the_actors(cluster: ServedCluster) -> None:
         timeout=30,
     )
     actors = answer.json()["data"]["result"]["result"]
-    names = {actor["name"].rpartition("#")[2]: actor["repr_name"] for actor in actors}
-    named = {name.rpartition(" ")[0]: name for name in names.values() if name.startswith("relevo")}
-    assert set(named) == {"relevo ingress", "relevo prefill", "relevo decode"}, names
-    for replica_id, name in names.items():
-        assert not name.startswith("relevo") or name.endswith(f" {replica_id}")
+    names = {
+        actor["repr_name"]: actor["pid"]
+        for actor in actors
+        if actor["state"] == "ALIVE" and "#" in actor["name"]  # a replica, says Serve
+    }
+    pids = {worker["id"]: worker["pid"] for worker in cluster.status()["workers"]}
+    assert names == pids | {"ingress-0": names["ingress-0"]}
 
 
 def test_traffic_has_a_line_of_statistics_now_and_then(cluster: ServedCluster) -> None:

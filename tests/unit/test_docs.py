@@ -54,6 +54,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(file), target
 
 
+def test_each_decision_has_a_number_of_its_own() -> None:
+    files = sorted((DOCS / "adr").glob("[0-9]*.md"))
+    assert len({file.name[:4] for file in files}) == len(files)
+    for file in files:
+        assert file.read_text().startswith(f"# {file.name[:4]}: "), file
+
+
 def listed(nav: Any) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav

@@ -24,7 +24,8 @@ from schemathesis.specs.openapi.checks import (
 
 from api.openapi.document import openapi_document
 from api.tokenizer import Tokenizer
-from tests.integration.api.conftest import open_site
+from tests.integration.api.conftest import ANSWER, open_site
+from tests.integration.api.scoring import scoring
 from tests.long_form import IS_LONG
 
 CHECKS = [
@@ -52,6 +53,7 @@ def url(model_path: Path, tokenizer: Tokenizer) -> Iterator[str]:
 
     async def serve() -> None:
         async with open_site(model_path, tokenizer) as site:
+            site.router.script = scoring(ANSWER, size=len(ANSWER))
             urls.append(f"http://127.0.0.1:{site.ingress.http_port}")
             is_up.set()
             await is_over.wait()

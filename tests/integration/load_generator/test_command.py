@@ -3,10 +3,10 @@
 import asyncio
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -131,10 +131,11 @@ async def lose(worker: dict[str, Any], *, is_allowed: bool = True) -> str:
         return await Target(server.url).lose_worker("decode", is_allowed=is_allowed)
 
 
-async def test_a_worker_of_this_machine_is_killed() -> None:
-    process = await asyncio.create_subprocess_exec("sleep", "60")
-    started = psutil.Process(process.pid).create_time()
-    worker = {"pid": process.pid, "incarnation": round(started * 1e6)}
+@pytest.mark.parametrize("title", ["ray::ServeReplica:relevo:DecodeWorker", "decode_workers"])
+async def test_a_worker_of_this_machine_is_killed(title: str) -> None:
+    process = await asyncio.create_subprocess_exec(title, "60", executable="sleep")
+    made_s = time.time() + 600  # by Ray, of a process that waited for work
+    worker = {"pid": process.pid, "incarnation": round(made_s * 1e6)}
     assert "--may-kill was not given" in await lose(worker, is_allowed=False)
     assert process.returncode is None
     assert await lose(worker) == f"decode-0 (pid {process.pid}) was killed"
@@ -142,9 +143,13 @@ async def test_a_worker_of_this_machine_is_killed() -> None:
 
 
 async def test_a_process_that_only_has_the_number_is_left_alone() -> None:
-    worker = {"pid": os.getpid(), "incarnation": 1}
-    told = "decode-0 is no process of this user on this machine"
-    assert await lose(worker) == f"no decode worker was killed: {told}"
+    process = await asyncio.create_subprocess_exec("DecodeWorker", "60", executable="sleep")
+    told = "no decode worker was killed: decode-0 is no process of this user on this machine"
+    assert await lose({"pid": process.pid, "incarnation": 1}) == told  # is a later one
+    assert await lose({"pid": os.getpid(), "incarnation": round(time.time() * 1e6)}) == told
+    assert process.returncode is None
+    process.kill()
+    await process.wait()
     assert "tells of none" in await lose({"pool": "prefill"})
     gone = Target("http://127.0.0.1:9")
     assert "does not answer" in await gone.lose_worker("decode", is_allowed=True)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from router.errors import NoWorkers, QueueFull, RequestTimeout
+from router.request import EVERYBODY, Tenant
 from tests.fake_workers import FakeDecodeWorker, expected_tokens
 from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
@@ -83,10 +84,35 @@ async def test_full_workers_make_requests_wait_and_then_refuse(cluster: FakeClus
     with pytest.raises(QueueFull) as caught:
         await collect(cluster.generate())
     assert caught.value.retry_after_s >= 1
+    # Whoever asks first is told the same, and it counts as well.
+    assert not router.has_room(EVERYBODY, 0)
+    with pytest.raises(QueueFull) as caught:
+        router.check_room(EVERYBODY, 0)
+    assert caught.value.retry_after_s >= 1
+    assert cluster.metric("relevo_admission_rejected_total", reason="queue_full") == 2
+    router.check_room(EVERYBODY, -1)
     while not all(task.done() for task in tasks):
         report_load()
         await asyncio.sleep(0.02)
     assert [task.result() for task in tasks] == [expected_tokens(PROMPT, 3)] * 4
+    assert router.has_room(EVERYBODY, 0)
+
+
+async def test_a_burst_finds_no_room_before_any_of_it_waits(cluster: FakeCluster) -> None:
+    await cluster.add_prefill()
+    await cluster.add_decode(max_num_seqs=1)
+    router = await cluster.start_router(max_waiting_requests=2)
+    burst = [cluster.generate(max_tokens=1, request_id=str(number)) for number in range(4)]
+    assert router.num_waiting == 0
+    assert not router.has_room(EVERYBODY, 0)
+    assert router.has_room(EVERYBODY, 1)
+    assert router.has_room(Tenant(name="other"), 0)
+    await burst.pop().aclose()  # one that never began
+    assert router.has_room(EVERYBODY, 0)
+    for generation in burst:
+        await collect(generation)
+    await cluster.until(lambda: router.num_running == 0)
+    assert router.has_room(EVERYBODY, 0)
 
 
 async def test_the_default_bound_follows_the_workers(cluster: FakeCluster) -> None:

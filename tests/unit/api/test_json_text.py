@@ -88,6 +88,18 @@ def test_a_repeated_name_is_refused(text: str, name: str | None) -> None:
     assert caught.value.name == name
 
 
+@settings(max_examples=100, deadline=None)
+@given(value=JSON, name=st.sampled_from(["a", "b"]), padding=st.sampled_from(["", " " * 9000]))
+def test_short_and_long_texts_are_judged_alike(value: object, name: str, padding: str) -> None:
+    inner = json.dumps(value)
+    text = f'{{"a": [{inner}, {inner}],{padding} "{name}": {inner}}}'.encode()
+    if name == "b":
+        assert parse_json(text) == {"a": [value, value], "b": value}
+    else:
+        with pytest.raises(RepeatedNameError):
+            parse_json(text)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -9,7 +9,7 @@ import pytest
 
 from api.operations.cluster_events import ClusterEvents
 from api.operations.pulse import Pulse
-from api.operations.traffic import Traffic, quantile
+from api.operations.traffic import METRICS, Traffic, quantile
 from router.cost import Cost
 from telemetry import metrics
 from telemetry.metrics import Metrics
@@ -30,9 +30,10 @@ def test_a_quantile_is_where_prometheus_would_put_it() -> None:
 
 
 def test_rates_are_of_the_last_ten_seconds_and_quantiles_of_the_last_sixty() -> None:
-    sink, traffic = PrometheusSink(), Traffic()
+    sink, traffic, few = PrometheusSink(), Traffic(), Traffic()
     facade = Metrics(sink)
     traffic.take(sink.samples(), now_s=0.0)
+    few.take(sink.samples(METRICS), now_s=0.0)
     for second in range(1, 101):
         if second <= 50:
             facade.observe(metrics.TIME_TO_FIRST_TOKEN, 0.03)
@@ -44,7 +45,9 @@ def test_rates_are_of_the_last_ten_seconds_and_quantiles_of_the_last_sixty() -> 
         facade.add(metrics.PROMPT_TOKENS, 30.0, source="computed")
         facade.add(metrics.PROMPT_TOKENS, 10.0, source="cached_decode")
         traffic.take(sink.samples(), now_s=float(second))
+        few.take(sink.samples(METRICS), now_s=float(second))
     told = traffic.summary()
+    assert few.summary() == told  # the metrics that are read are all it needs
     assert told.requests_per_s == pytest.approx(1.0)
     assert told.output_tokens_per_s == pytest.approx(5.0)
     assert told.prompt_tokens_per_s == pytest.approx(40.0)
@@ -153,3 +156,17 @@ def test_the_line_of_statistics_is_quiet_while_nothing_happens(
     assert [each.levelname for each in caplog.records] == ["DEBUG", "DEBUG", "INFO"]
     assert "7 queued" in caplog.records[-1].message
     assert (seen.num_stats, seen.stats) == (1, caplog.records[-1].message)
+
+
+async def test_the_last_numbers_are_flushed_when_nobody_looks_any_more() -> None:
+    class CountingSink(PrometheusSink):
+        num_flushes = 0
+
+        def flush(self) -> None:
+            self.num_flushes += 1
+
+    sink = CountingSink()
+    seen = Pulse(FakeRouter(), sink, Metrics(sink), now=FakeClock())
+    seen.start()
+    await seen.stop()
+    assert sink.num_flushes == 1

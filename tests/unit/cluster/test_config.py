@@ -168,7 +168,7 @@ def test_a_key_like_nothing_lists_the_sections() -> None:
     ("assignments", "message"),
     [
         (["decode.replicas=two"], "decode.replicas: .*integer.*'two'"),
-        (["decode.replicas=0"], "decode.replicas: .*greater than or equal to 1"),
+        (["decode.replicas=0"], "decode: replicas is 0, but without a decode worker nothing"),
         (["decode=2"], "decode: "),
         (["decode"], "expected key.path=value"),
         (["engine={"], "JSON"),
@@ -178,6 +178,9 @@ def test_a_key_like_nothing_lists_the_sections() -> None:
         (["ingress.http_port=0"], "ingress.http_port"),
         (["rpc.tls.ca_file=x"], "rpc.tls.certificate_file: Field required"),
         (["model.path=x", "model.path.y=1"], "has a value already"),
+        (["prefill.drain_s=inf"], "prefill.drain_s: got inf but expected a finite number"),
+        (["kv_transfer.lease_s=nan"], "kv_transfer.lease_s: got nan"),
+        (["decode.autoscaling.up_delay_s=nan"], "decode.autoscaling.up_delay_s: got nan"),
     ],
 )
 def test_a_wrong_value_is_one_clear_line(assignments: list[str], message: str) -> None:
@@ -259,12 +262,17 @@ def test_a_pool_grows_and_shrinks_only_when_told_its_bounds() -> None:
     ("assignments", "message"),
     [
         (("decode.autoscaling.max=2", "decode.replicas=3"), "replicas is 3, the number to start"),
-        (("decode.autoscaling.max=2", "decode.autoscaling.min=3"), "self.max = 2"),
+        (
+            ("decode.autoscaling.max=2", "decode.autoscaling.min=3"),
+            "Got max = 2 but expected at least min = 3",
+        ),
         (("prefill.autoscaling.max=2", "prefill.replicas=0"), "replicas is 0"),
-        (("prefill.autoscaling.ttft_s=0",), "self.ttft_s = 0"),
-        (("prefill.autoscaling.busy_share=2",), "self.busy_share = 2"),
-        (("decode.autoscaling.itl_s=-1",), "self.itl_s = -1"),
-        (("decode.autoscaling.kv_share=0",), "self.kv_share = 0"),
+        (("prefill.autoscaling.min=0",), "Got min = 0 but expected at least 1: a start takes"),
+        (("decode.autoscaling.max=0",), "Got max = 0"),
+        (("prefill.autoscaling.ttft_s=0",), "Got ttft_s = 0"),
+        (("prefill.autoscaling.busy_share=2",), "Got busy_share = 2"),
+        (("decode.autoscaling.itl_s=-1",), "Got itl_s = -1"),
+        (("decode.autoscaling.kv_share=0",), "Got kv_share = 0"),
         (("decode.autoscaling.down_delay_s=-1",), "at least 0"),
         (("decode.autoscaling.ttft_s=1",), "unknown config key 'decode.autoscaling.ttft_s'"),
     ],

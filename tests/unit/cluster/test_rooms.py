@@ -21,16 +21,16 @@ def test_our_package_is_the_one_that_is_imported() -> None:
 
 def test_a_pool_may_override_the_engine() -> None:
     config = load("engine.block_size=16", "decode.engine.block_size=64", "engine.max_num_seqs=4")
-    prefill = rooms.prefill_worker_config(config, num_threads=1).engine
-    decode = rooms.decode_worker_config(config, num_threads=1).engine
+    prefill = rooms.worker_config(config, config.prefill, num_threads=1).engine
+    decode = rooms.worker_config(config, config.decode, num_threads=1).engine
     assert (prefill.block_size, decode.block_size) == (16, 64)
     assert prefill.max_num_seqs == decode.max_num_seqs == 4
 
 
 def test_threads_that_were_set_are_kept() -> None:
     config = load("prefill.engine.num_threads=3")
-    assert rooms.prefill_worker_config(config, num_threads=1).engine.num_threads == 3
-    assert rooms.decode_worker_config(config, num_threads=1).engine.num_threads == 1
+    assert rooms.worker_config(config, config.prefill, num_threads=1).engine.num_threads == 3
+    assert rooms.worker_config(config, config.decode, num_threads=1).engine.num_threads == 1
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_an_engine_gets_its_share_of_the_cores(
 
 def test_a_pool_with_gpus_runs_on_them() -> None:
     config = load("decode.num_gpus=1")
-    assert rooms.decode_worker_config(config, num_threads=1).engine.device == "cuda"
-    assert rooms.prefill_worker_config(config, num_threads=1).engine.device == "cpu"
+    assert rooms.worker_config(config, config.decode, num_threads=1).engine.device == "cuda"
+    assert rooms.worker_config(config, config.prefill, num_threads=1).engine.device == "cpu"
 
 
 def test_the_model_is_named_after_its_directory_or_its_hub_id(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ def test_each_whole_line_of_a_worker_s_engine_is_told_once(tmp_path: Path) -> No
     worker, other = tmp_path / "worker-a-01-7.err", tmp_path / "worker-b-01-8.err"
     logs.update()
     worker.write_text(
-        f":actor_name:relevo decode x8\n{HEAD} engine.load_progress [-] loading m: 10 % (1 of 10)\n"
+        f":actor_name:decode-1\n{HEAD} engine.load_progress [-] loading m: 10 % (1 of 10)\n"
         f"{HEAD} engine.engine [-] mem"
     )
-    other.write_text(f":actor_name:relevo ingress y\n{HEAD} engine.engine [-] not a worker\n")
+    other.write_text(f":actor_name:ingress-0\n{HEAD} engine.engine [-] not a worker\n")
     logs.update()
     logs.update()
     with worker.open("ab") as file:
@@ -25,6 +25,6 @@ def test_each_whole_line_of_a_worker_s_engine_is_told_once(tmp_path: Path) -> No
         )
     logs.update()
     assert told == [
-        ("decode", "pid 7: loading m: 10 % (1 of 10)"),
-        ("decode", "pid 7: memory: \ufffd lots"),
+        ("decode-1", "pid 7: loading m: 10 % (1 of 10)"),
+        ("decode-1", "pid 7: memory: \ufffd lots"),
     ]

@@ -3,18 +3,23 @@
 import hashlib
 import os
 import shutil
+import sys
+import sysconfig
+from array import array
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import block_hash
-from engine.block_hash import BlockHash, hash_blocks, joined_hashes
-from engine.native.hash_chain import CPU_FLAGS, load_hash_chain
+from engine.block_hash import BlockHash, hash_blocks, joined_hashes, pack_tokens
+from engine.native.hash_chain import CPU_FLAGS, load_hash_chain, load_token_packer
 from engine.native.library_file import cpu_flags
 
 HAS_SHA = set(cpu_flags().split()) >= CPU_FLAGS
+HAS_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()
 PARENT = hashlib.sha256(b"parent").digest()
 
 pytestmark = pytest.mark.skipif(
@@ -25,6 +30,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def library() -> None:
     assert load_hash_chain(), "make setup builds it"
+    assert load_token_packer() or not HAS_HEADERS, "make setup builds it"
 
 
 def one_by_one(parent: bytes, packed: bytes, size: int) -> bytes:
@@ -72,3 +78,33 @@ def test_a_cpu_without_the_instructions_runs_none_of_it(monkeypatch: pytest.Monk
 def test_no_library_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("engine.native.hash_chain.chain_path", lambda: tmp_path / "none.so")
     assert load_hash_chain.__wrapped__() is None
+    assert load_token_packer.__wrapped__() is None
+
+
+class Seven:
+    def __index__(self) -> int:
+        return 7
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_packed_tokens_are_those_of_an_array(tokens: list[int]) -> None:
+    assert pack_tokens(tokens) == array("I", tokens).tobytes()
+
+
+def test_what_counts_as_an_int_is_packed() -> None:
+    tokens = [True, Seven(), np.int64(3), 2**30, 2**30 - 1, 0]
+    packed = pack_tokens(tokens)  # type: ignore[arg-type]
+    assert packed == array("I", [1, 7, 3, 2**30, 2**30 - 1, 0]).tobytes()
+    assert pack_tokens(tuple(range(9))) == array("I", range(9)).tobytes()
+
+
+@pytest.mark.parametrize("token", [-1, -(2**40), 2**32, 2**64, "7", 7.0, None])
+def test_what_is_no_token_is_refused_and_nothing_leaks(token: object) -> None:
+    tokens = [1, token]
+    with pytest.raises((OverflowError, TypeError)) as expected:
+        array("I", tokens)  # type: ignore[arg-type]
+    references = sys.getrefcount(token)
+    for _ in range(3):
+        with pytest.raises(expected.type):
+            pack_tokens(tokens)  # type: ignore[arg-type]
+    assert sys.getrefcount(token) <= references + 1

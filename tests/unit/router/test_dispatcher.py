@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from relevo.v1 import common_pb2
 
+from router.chooser import Chooser
 from router.config import RouterConfig
 from router.dispatcher import Dispatcher, Route
 from router.errors import NeverFits, NoWorkers, QueueFull, RequestTimeout
+from router.pools import Pools
 from router.prompt import Prompt
 from router.report import RequestReport
 from router.request import EVERYBODY, RoutedRequest
@@ -85,6 +87,42 @@ async def test_before_the_first_readiness_it_refuses_and_later_it_waits() -> Non
     assert (await waiting).decode == decode().key
 
 
+async def test_who_stood_behind_others_has_waited() -> None:
+    clock = FakeClock()
+    workers = FakeWorkers(prefill(), decode(has_refused=True))
+    subject = dispatcher(workers, clock)
+    waiting = [asyncio.create_task(choose(subject, prompt())) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert subject.num_waiting == 2
+    clock.advance(3.0)
+    workers.fleet.current = [prefill(), decode()]
+    subject.workers_changed(is_membership=False)
+    assert [route.waited_s for route in await asyncio.gather(*waiting)] == [3.0, 3.0]
+    assert (await choose(subject, prompt())).waited_s == 0.0
+
+
+async def test_reports_that_open_nothing_cost_the_head_no_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decisions = []
+    pick = Chooser.pick
+    monkeypatch.setattr(Chooser, "pick", lambda *given: decisions.append(given) or pick(*given))
+    full = decode(num_running=8)
+    workers = FakeWorkers(prefill(), full)
+    workers.fleet.kept = Pools([prefill(), full])
+    subject = dispatcher(workers)
+    waiting = asyncio.create_task(choose(subject, prompt()))
+    for num_running in (9, 8, 12, 8):
+        workers.fleet.kept.set(decode(num_running=num_running))
+        subject.workers_changed(is_membership=False)
+        await asyncio.sleep(0.001)
+    assert len(decisions) == 1
+    workers.fleet.kept.set(decode(num_running=7))
+    subject.workers_changed(is_membership=False)
+    assert (await waiting).decode == full.key
+    assert len(decisions) == 2
+
+
 async def test_the_end_of_a_wait_says_what_was_missing() -> None:
     workers = FakeWorkers(prefill(), decode(has_refused=True))
     subject = dispatcher(workers)
@@ -150,3 +188,13 @@ def test_what_could_be_held_at_once_does_not_shrink_with_lost_workers() -> None:
     workers.fleet.current.pop()
     subject.workers_changed()
     assert subject.max_requests(4) == 2 + 4 + 5
+
+
+def test_as_many_of_a_kind_as_could_run_and_wait_leave_no_room_for_one_more() -> None:
+    workers = FakeWorkers()
+    subject = dispatcher(workers, max_waiting_requests=5)
+    assert subject.has_room(EVERYBODY, 1, num_unfinished=1000)  # not ready: refused for that
+    workers.fleet.current = [prefill(), decode(max_num_seqs=3)]
+    subject.workers_changed()
+    assert subject.has_room(EVERYBODY, 1, num_unfinished=2 * 3 + 5 - 1)
+    assert not subject.has_room(EVERYBODY, 1, num_unfinished=2 * 3 + 5)

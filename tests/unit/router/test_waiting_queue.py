@@ -1,8 +1,11 @@
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.errors import QueueFull
+from router.fair_line import FairLine, Ticket
 from router.request import Tenant
 from router.waiting_queue import Place, WaitingQueue
 from tests.fakes import FakeClock
@@ -279,3 +282,41 @@ async def test_the_hint_follows_how_fast_the_queue_drains() -> None:
         clock.advance(0.5)
     assert crowd.queue.retry_after_s() == pytest.approx(13 * 0.5, rel=0.1)
     await crowd.leave()
+
+
+async def test_room_is_told_without_joining() -> None:
+    crowd = Crowd(limit=2)
+    assert crowd.queue.has_room(Tenant(name="a"), 1)
+    for number in range(2):
+        await crowd.join(f"a-{number}", place("a"))
+    assert not crowd.queue.has_room(Tenant(name="a"), 1)
+    assert crowd.queue.has_room(Tenant(name="b"), 1)  # it would displace one of a's
+    assert crowd.queue.has_room(Tenant(name="a"), 0)
+    assert crowd.queue.has_room(Tenant(name="a"), 2)
+    await crowd.give()
+    assert crowd.queue.has_room(Tenant(name="a"), 1)
+    await crowd.leave()
+
+
+async def test_a_queue_for_nobody_has_room_while_nobody_must_wait() -> None:
+    crowd = Crowd(limit=0)
+    assert crowd.queue.has_room(Tenant(), 1)  # a worker may be free
+    lost = await crowd.join("lost", LOST)
+    assert not crowd.queue.has_room(Tenant(), 1)
+    await crowd.give()
+    await lost
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=30),
+    st.integers(0, 4),
+)
+def test_who_is_said_to_be_refused_is_exactly_who_is(
+    asking: list[tuple[str, int]], limit: int
+) -> None:
+    line: FairLine[None] = FairLine()
+    for tenant, priority in asking:
+        told = line.refuses(tenant, priority, limit=limit)
+        ticket = Ticket(item=None, tenant=tenant, priority=priority, num_tokens=1)
+        assert (line.add(ticket, limit=limit) is ticket) == told
+        line.check_integrity()

@@ -66,8 +66,11 @@ class FakeFleet:
         for view in views:
             self.indexes[view.pool].add_worker(view.key, limit=100, scheme=view.scheme)
         self.current = list(views)
+        self.kept: Pools | None = None  # instead of the views, if a test sets it
 
     def pools(self) -> Pools:
+        if self.kept is not None:
+            return self.kept
         return Pools(
             replace(view, slot=self.indexes[view.pool].slot(view.key)) for view in self.current
         )

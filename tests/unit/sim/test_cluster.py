@@ -138,11 +138,49 @@ def test_a_block_of_a_trace_becomes_several_of_a_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [{"num_decode": 0}, {"kills": [Kill(worker_id="decode-9", at_s=1.0)]}]
+    "facts",
+    [
+        {"num_decode": 0},
+        {"num_prefill": 0, "local_prefill": "never"},
+        {"kills": [Kill(worker_id="decode-9", at_s=1.0)]},
+        {"kills": [Kill(worker_id="decode-0", at_s=float("nan"))]},
+        {"kills": [Kill(worker_id="decode-0", at_s=-1.0)]},
+    ],
 )
 def test_a_cluster_that_cannot_be_is_refused(facts: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Got"):
         ClusterSpec(**{"num_prefill": 1, "num_decode": 1, "hardware": H100, **facts})
+
+
+def lengths(*numbers: int) -> Trace:
+    requests = [
+        TraceRequest(arrived_s=float(n), num_prompt_tokens=each, num_output_tokens=10, block_ids=())
+        for n, each in enumerate(numbers)
+    ]
+    return Trace(name="lengths", requests=requests)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_no_worker_can_hold_is_refused_and_holds_nobody_up(policy: str) -> None:
+    small = hardware(max_model_len=600, num_kv_tokens=1200, max_num_seqs=2)
+    run = simulate(policy, trace=lengths(591, 590, 591, 20), hardware=small)
+    assert [flight.finished_s is None for flight in run.flights] == [True, False, True, False]
+    assert "601 tokens are more than the 600" in run.flights[0].error
+    report = make_report(run, Objectives(ttft_s=1e9, tpot_s=1e9))
+    assert (report.num_requests, report.num_too_long, report.good_share) == (4, 2, 0.5)
+    with pytest.raises(ValueError, match=r"no request of lengths fits: 601 tokens"):
+        simulate(policy, trace=lengths(591, 591), hardware=small)
+
+
+def test_a_request_that_nobody_ever_takes_ends_the_run() -> None:
+    gone = replace(H100, restart_s=1e9)
+    with pytest.raises(ValueError, match="1 requests wait, and no worker took one for 600"):
+        simulate(
+            trace=lengths(90, 90),
+            num_decode=1,
+            kills=[Kill(worker_id="decode-0", at_s=0.5)],
+            hardware=gone,
+        )
 
 
 def test_no_other_policy_does_better_on_made_up_requests() -> None:

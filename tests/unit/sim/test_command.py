@@ -59,10 +59,20 @@ def test_autoscaling_is_compared_with_serve_s(tmp_path: Path) -> None:
         (["--hardware", "h900"], "h100, h200 or a JSON file"),
         (["--kill", "decode-0"], "WORKER@SECONDS"),
         (["--kill", "decode-7@1"], "no worker 'decode-7'"),
+        (["--kill", "decode-0@nan"], "expected 0 or more seconds"),
         (["--block-size", "100"], "divisor"),
+        (["--rate", "0"], "greater than or equal to"),
+        (["--load", "nan"], "greater than or equal to"),
+        (["--requests", "1"], "at least 2 are needed"),
+        (["--requests", "2", "--load", "0.5"], "too few"),
+        (["--prefill", "0", "--autoscale"], "from one worker"),
+        (["--decode", "0"], "greater than or equal to"),
+        (["--json", "/nowhere/a.json"], "a folder that exists"),
+        (["--json", "/tmp"], "a folder that exists"),
+        (["--plots", __file__], "exists"),
     ],
 )
-def test_a_wrong_question_is_one_line(
+def test_a_wrong_question_is_answered_at_once(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, text = run(*arguments)

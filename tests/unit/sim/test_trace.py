@@ -54,6 +54,15 @@ def test_a_trace_is_played_at_another_rate(tmp_path: Path) -> None:
         ("a.jsonl", "no json\n", "line 1"),
         ("a.csv", AZURE + "yesterday,1,2\n", "line 4: expected TIMESTAMP"),
         ("a.jsonl", "", "at least 2"),
+        ("a.jsonl", MOONCAKE.splitlines()[0], "a has 1 requests but at least 2"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "at least 2"),
+        ("a.csv", "time,tokens\n1,2\n", "line 2: expected TIMESTAMP"),
+        ("a.csv", AZURE + "2023-11-16 18:17:09.1,-5,8\n", "line 4: .* below 0"),
+        ("a.jsonl", MOONCAKE + MOONCAKE.replace("1000", "-1000"), "line 3: .* below 0"),
+        ("a.jsonl", MOONCAKE + MOONCAKE.replace("[0, 1]", '"01"'), "line 3: expected .* hash_ids"),
+        ("a.jsonl", MOONCAKE + MOONCAKE.replace("[0, 1]", "[0, 1.5]"), "line 3: expected"),
+        ("a.jsonl", MOONCAKE + MOONCAKE.replace("0,", "null,", 1), "line 3: expected timestamp"),
+        ("a.jsonl", MOONCAKE + "[1]\n", "line 3: expected timestamp"),
     ],
 )
 def test_a_bad_trace_is_refused_with_the_place(
@@ -61,6 +70,23 @@ def test_a_bad_trace_is_refused_with_the_place(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read_trace(write(tmp_path / name, text))
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_no_rate_is_refused(rate: float, tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "a.jsonl", MOONCAKE))
+    with pytest.raises(ValueError, match="expected more than 0"):
+        trace.at_rate(rate)
+    at_once = trace.at_rate(float("inf"))
+    assert at_once.at_rate(float("inf")) == at_once
+    with pytest.raises(ValueError, match="at one moment"):
+        at_once.at_rate(2.0)
+
+
+def test_what_is_no_text_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"a\.csv is no text"):
+        read_trace(tmp_path / "a.csv")
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:

@@ -138,6 +138,23 @@ def test_a_wrong_call_is_logged_and_never_raises(write, caplog):
     assert [each.levelno for each in caplog.records] == [logging.ERROR]
 
 
+def test_samples_of_some_metrics_leave_out_the_others():
+    sink, writer = worker_metrics()
+    writer.set(metrics.KV_LEASES_OPEN, 1)
+    writer.observe(metrics.REQUEST_DURATION, 1)
+    writer.add(metrics.GENERATION_TOKENS, 2)
+    told = sink.samples({metrics.GENERATION_TOKENS, metrics.MIGRATIONS})
+    assert told == [Sample("relevo_generation_tokens_total", {}, 2.0)]
+    assert len(sink.samples()) > 20
+
+
+def test_a_series_is_the_same_whatever_the_order_of_its_labels():
+    sink, _ = worker_metrics()
+    sink.set(metrics.WORKERS, 1, {"pool": "decode", "state": "lost"})
+    sink.set(metrics.WORKERS, 2, {"state": "lost", "pool": "decode"})
+    assert value_of(sink, metrics.WORKERS, pool="decode", state="lost") == 2
+
+
 def test_a_broken_sink_is_logged_once_per_metric(caplog):
     writer = Metrics(BrokenSink())
     for _ in range(3):

@@ -205,6 +205,14 @@ def test_a_young_plan_counts_whoever_turns_up() -> None:
     assert numbers[-1] == 1, "later they are too many"
 
 
+def test_workers_that_turn_up_late_are_judged_by_what_came_after() -> None:
+    nobody = [load(prefill={"num_workers": 0}, decode={"num_workers": 0})] * 15
+    late = [load(prefill={"num_workers": 4}, decode={"num_workers": 1})] * 40
+    numbers = targets(follow([*nobody, *late]), PREFILL)
+    assert numbers[15:17] == [1, 4]
+    assert numbers.index(1, 16) == 16 + 31  # and not when the plan is as old as the delay
+
+
 def test_a_pool_without_a_live_worker_stays_as_it_is() -> None:
     series = steady(20, decode=FULL) + steady(90, decode={"num_workers": 0}, queued_requests=50)
     numbers = targets(follow(series), DECODE)

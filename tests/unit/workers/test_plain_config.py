@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rpc.worker_config import from_plain, to_plain
+from workers.plain_config import from_plain, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,18 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from rpc.description import WorkerDescription
+from kv_transfer.place import Place
+from rpc.description import WorkerDescription, process_incarnation
 from rpc.start_clock import StartClock
+from telemetry.logs import set_up_logging
+from workers.config import WorkerConfig
+from workers.kind import WorkerKind
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +39,36 @@ class RunnableWorker(Protocol):
         """Raise when the engine will not recover."""
 
 
-def parse_arguments(program: str, argv: list[str]) -> argparse.Namespace:
-    """The command line of both kinds of worker."""
+def main(kind: WorkerKind, argv: list[str]) -> NoReturn:
+    """Serve until SIGTERM, then end the process."""
+    status = run(kind, argv)
+    logging.shutdown()
+    # Everything was stopped; a thread that a driver still holds must not keep the process.
+    os._exit(status)
+
+
+def run(kind: WorkerKind, argv: list[str]) -> int:
+    """Serve until SIGTERM; the exit status."""
+    clock = StartClock()
+    arguments = _parse_arguments(f"python -m {kind.module.partition('.')[0]}", argv)
+    set_up_logging()
+    try:
+        config = WorkerConfig.from_dict(_read_config(arguments))
+    except (OSError, ValueError) as error:
+        logger.error("cannot read %s: %s", arguments.config, error)
+        return 2
+    worker_class = kind.import_class(config)
+    clock.lap("imports")
+    worker: RunnableWorker = worker_class(
+        config,
+        worker_id=f"{kind.pool}-{arguments.rank}",
+        incarnation=process_incarnation(),
+        place=Place(arguments.node_id),
+    )
+    return asyncio.run(serve_until_signalled(worker, drain_s=config.drain_s, clock=clock))
+
+
+def _parse_arguments(program: str, argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program, allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True, help="JSON file of the worker's keys")
     parser.add_argument("--rank", type=int, default=0, help="place of this worker in its pool")
@@ -44,8 +77,7 @@ def parse_arguments(program: str, argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def read_config(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The configuration file with the command line's port in it."""
+def _read_config(arguments: argparse.Namespace) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(arguments.config.read_text())
     if arguments.port is not None:
         data["rpc"] = {**data.get("rpc", {}), "port_range": f"{arguments.port}-{arguments.port}"}

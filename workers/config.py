@@ -1,4 +1,4 @@
-"""What a decode worker is made of."""
+"""What a worker of either pool is made of."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from typing import Any
 from engine.config import EngineConfig
 from kv_transfer.config import KVTransferConfig
 from rpc.config import RpcConfig
-from rpc.worker_config import from_plain, to_plain
 from telemetry.config import TelemetryConfig
+from workers.plain_config import from_plain, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeWorkerConfig:
-    """Settings of one decode worker."""
+class WorkerConfig:
+    """Settings of one worker."""
 
     engine: EngineConfig
     kv_transfer: KVTransferConfig = field(default_factory=KVTransferConfig)
@@ -39,7 +39,7 @@ class DecodeWorkerConfig:
         return self.max_waiting_requests or 4 * self.engine.max_num_seqs
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "DecodeWorkerConfig":
+    def from_dict(cls, data: Mapping[str, Any]) -> "WorkerConfig":
         """Read plain data; ValueError names an unknown key."""
         return from_plain(cls, data)
 

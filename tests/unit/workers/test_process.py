@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from rpc import worker_process
 from rpc.description import WorkerDescription
 from rpc.pulse import check_pulse
 from rpc.start_clock import StartClock
+from workers import process
 
 DESCRIPTION = WorkerDescription(
     worker_id="decode-0", pool="decode", incarnation=1, address="a:1", node_id="", pid=2
@@ -43,7 +43,7 @@ class FakeWorker:
 async def test_sigterm_drains_and_stops(capsys: pytest.CaptureFixture[str]) -> None:
     worker = FakeWorker()
     asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
-    assert await worker_process.serve_until_signalled(worker, drain_s=1.0) == 0
+    assert await process.serve_until_signalled(worker, drain_s=1.0) == 0
     assert worker.calls == ["start", "drain", "drained", "stop"]
     line = json.loads(capsys.readouterr().out)
     assert WorkerDescription.from_dict(line) == DESCRIPTION
@@ -53,16 +53,16 @@ async def test_a_second_sigterm_cuts_the_drain_short() -> None:
     worker = FakeWorker(drain_takes_s=60.0)
     for delay_s in (0.05, 0.1):
         asyncio.get_running_loop().call_later(delay_s, os.kill, os.getpid(), signal.SIGTERM)
-    assert await worker_process.serve_until_signalled(worker, drain_s=60.0) == 0
+    assert await process.serve_until_signalled(worker, drain_s=60.0) == 0
     assert worker.calls == ["start", "drain", "stop"]
 
 
 async def test_a_worker_that_stays_ill_ends_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_process, "HEALTH_PERIOD_S", 0.01)
+    monkeypatch.setattr(process, "HEALTH_PERIOD_S", 0.01)
     worker = FakeWorker(is_ill=True)
-    assert await worker_process.serve_until_signalled(worker, drain_s=1.0) == 1
+    assert await process.serve_until_signalled(worker, drain_s=1.0) == 1
     assert worker.calls == ["start", "stop"]
 
 

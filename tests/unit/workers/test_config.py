@@ -1,9 +1,8 @@
-"""Both kinds of worker read the same keys."""
+"""What a worker's configuration takes and refuses."""
 
 import pytest
 
-from decode_workers.config import DecodeWorkerConfig
-from prefill_workers.config import PrefillWorkerConfig
+from workers.config import WorkerConfig
 
 PLAIN = {
     "engine": {"model_path": "/model", "max_num_seqs": 3},
@@ -11,18 +10,14 @@ PLAIN = {
     "token_file": "/token",
 }
 
-BOTH = pytest.mark.parametrize("config_class", [PrefillWorkerConfig, DecodeWorkerConfig])
 
-
-@BOTH
-def test_plain_data_makes_the_round_trip(config_class) -> None:
-    config = config_class.from_dict(PLAIN)
+def test_plain_data_makes_the_round_trip() -> None:
+    config = WorkerConfig.from_dict(PLAIN)
     assert config.rpc.tls.ca_file == "c"
     assert config.max_waiting == 12
-    assert config_class.from_dict(config.to_dict()) == config
+    assert WorkerConfig.from_dict(config.to_dict()) == config
 
 
-@BOTH
 @pytest.mark.parametrize(
     "change",
     [
@@ -33,6 +28,6 @@ def test_plain_data_makes_the_round_trip(config_class) -> None:
         {"kv_transfer": {"lease_s": 0}},
     ],
 )
-def test_what_no_worker_can_run_with_is_refused(config_class, change) -> None:
+def test_what_no_worker_can_run_with_is_refused(change) -> None:
     with pytest.raises(ValueError, match="Got"):
-        config_class.from_dict({**PLAIN, **change})
+        WorkerConfig.from_dict({**PLAIN, **change})

@@ -1,25 +1,23 @@
-"""The Ray Serve wrapper of a prefill worker: one replica, one worker, one engine."""
+"""The Ray Serve wrapper of a worker of either pool: one replica, one worker, one engine."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
 
-from kv_transfer import nccl_settings
 from kv_transfer.place import ZONE_LABEL, Place
-from prefill_workers.config import PrefillWorkerConfig
 from rpc.start_clock import StartClock, describe_parts
-from rpc.start_imports import import_whole
 from rpc.worker_metrics import WrapSink
 from telemetry.logs import set_up_logging
+from workers.config import WorkerConfig
+from workers.kind import WorkerKind
 
 _log = logging.getLogger(__name__)
 
 
-class PrefillWorkerReplica:
+class WorkerReplica:
     """Owns one worker from the replica's start to its end; no request passes through Serve."""
 
     _worker: Any = None  # until __init__ made it; __del__ runs after a failed one too
@@ -27,7 +25,8 @@ class PrefillWorkerReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         pool: str,
-        config: PrefillWorkerConfig,
+        kind: WorkerKind,
+        config: WorkerConfig,
         wrap_sink: WrapSink,
         name_worker: Callable[[str], str],  # pool -> the worker's id
     ) -> None:
@@ -35,12 +34,8 @@ class PrefillWorkerReplica:
         set_up_logging()
         self._config = config
         self._worker_id = name_worker(pool)
-        nccl_settings.apply(self._config.kv_transfer, os.environ)
-        if self._config.engine.num_threads is not None:
-            os.environ["OMP_NUM_THREADS"] = str(self._config.engine.num_threads)
         node = ray.get_runtime_context()
-        # torch reads both when it is imported, and the worker imports it: hence only now.
-        worker_class = import_whole("prefill_workers.worker").PrefillWorker
+        worker_class = kind.import_class(config)
         clock.lap("imports")
         self._worker = worker_class(
             self._config,

@@ -1,0 +1,31 @@
+// What a layer does beside attention, as torch operations. One file, for torch's own headers take
+// most of the time that compiling takes.
+
+#include <torch/library.h>
+
+#include "gated_linear.h"
+#include "linear.h"
+#include "rms_norm.h"
+#include "rotary.h"
+
+namespace relevo {
+
+TORCH_LIBRARY_FRAGMENT(relevo, library) {
+  library.def("linears(Tensor input, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
+  library.def("widening_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
+  library.def(
+      "gated_linear(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias, Tensor? up_bias, "
+      "int activation) -> Tensor");
+  library.def("rms_norm(Tensor input, Tensor weight, float epsilon, float offset) -> Tensor");
+  library.def("rotary(Tensor(a!) query, Tensor(b!) key, Tensor cosine, Tensor sine) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(relevo, CPU, library) {
+  library.impl("linears", linears);
+  library.impl("widening_linear", widening_linear);
+  library.impl("gated_linear", gated_linear);
+  library.impl("rms_norm", rms_norm);
+  library.impl("rotary", rotary);
+}
+
+}  // namespace relevo

@@ -1,0 +1,168 @@
+"""Fused modules do what the modules they replace do, and take the place of no others."""
+
+import shutil
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from engine.attention import ATTENTION_NAME, register_attention
+from engine.fused.attention import FusedAttention
+from engine.fused.fuse import fuse_modules
+from engine.fused.gated_mlp import ACTIVATIONS, FusedGatedMLP
+from engine.fused.norm import FusedNorm
+from engine.native.library import load_library
+from tests.tiny_families import FAMILIES
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("c++") is None, reason="no C++ compiler on this machine"
+)
+NAMES = {FusedNorm: "norm", FusedAttention: "attention", FusedGatedMLP: "mlp"}
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
+WHOLE = {"norm": 5, "attention": 2, "mlp": 2}  # of two layers
+
+
+@pytest.fixture(autouse=True)
+def library() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    register_attention()
+    assert load_library(), "make setup builds it"
+
+
+def close(one: torch.Tensor, two: torch.Tensor) -> bool:
+    tolerance = TOLERANCES[one.dtype]
+    return torch.allclose(one, two, rtol=tolerance, atol=tolerance * float(two.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [(1, 1, 576), (3, 5), (2, 40, 3, 64)], ids=str)
+def test_norm(shape: tuple[int, ...], offset: float, dtype: torch.dtype):
+    hidden, weight = torch.randn(shape, dtype=dtype), torch.randn(shape[-1], dtype=dtype)
+    truth = functional.rms_norm(hidden, shape[-1:], eps=1e-3) * (weight + offset)
+    assert close(torch.ops.relevo.rms_norm(hidden, weight, 1e-3, offset), truth)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("width", [64, 24, 2])
+def test_rotary(width: int, dtype: torch.dtype):
+    query, key = torch.randn(7, 4, 64, dtype=dtype), torch.randn(7, 2, 64, dtype=dtype)
+    cosine, sine = torch.randn(2, 7, width, dtype=dtype)
+    truths = []
+    for heads in (query, key):
+        turned, rest = heads[..., :width], heads[..., width:]
+        left, right = turned.chunk(2, dim=-1)
+        turned = turned * cosine[:, None] + torch.cat((-right, left), dim=-1) * sine[:, None]
+        truths.append(torch.cat((turned, rest), dim=-1))
+    torch.ops.relevo.rotary(query, key, cosine, sine)
+    assert close(query, truths[0])
+    assert close(key, truths[1])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 6, 48, 49, 130])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_products_that_share_their_input(dtype: torch.dtype, has_bias: bool, num_tokens: int):
+    wide = torch.float32 if dtype is torch.bfloat16 else dtype
+    hidden = torch.randn(1, num_tokens, 100, dtype=wide)
+    weights = [torch.randn(count, 100).to(dtype) for count in (40, 16, 7)]
+    biases = [torch.randn(len(each), dtype=wide) if has_bias else None for each in weights]
+    products = torch.ops.relevo.linears(hidden, weights, biases)
+    for weight, bias, product in zip(weights, biases, products, strict=True):
+        assert close(product, functional.linear(hidden, weight.to(wide), bias))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 49])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_gate(dtype: torch.dtype, activation: str, num_tokens: int):
+    wide = torch.float32 if dtype is torch.bfloat16 else dtype
+    hidden = torch.randn(1, num_tokens, 33, dtype=wide)
+    gate, up = torch.randn(2, 50, 33).to(dtype)
+    bias = torch.randn(50, dtype=wide)
+    number = ACTIVATIONS.index(activation)
+    gated = torch.ops.relevo.gated_linear(hidden, gate, up, bias, None, number)
+    opened = functional.linear(hidden, gate.to(wide), bias)
+    activated = {
+        "silu": functional.silu(opened),
+        "gelu_tanh": functional.gelu(opened, approximate="tanh"),
+        "gelu": functional.gelu(opened),
+    }
+    assert close(gated, activated[activation] * functional.linear(hidden, up.to(wide)))
+
+
+def build(family: str) -> Any:
+    kind = FAMILIES[family]
+    model = kind.build(kind.config()).to(torch.float64).eval().requires_grad_(False)
+    model.set_attn_implementation(ATTENTION_NAME)
+    if family == "mixtral":
+        model.set_experts_implementation("eager")  # torch's grouped kernel has no float64
+    return model
+
+
+def kinds_of(model: nn.Module) -> dict[str, int]:
+    return dict(Counter(NAMES[type(each)] for each in model.modules() if type(each) in NAMES))
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("llama", WHOLE),
+        ("qwen2", WHOLE),
+        ("qwen3", {**WHOLE, "norm": 9}),
+        ("gemma3", {**WHOLE, "norm": 13}),
+        ("mixtral", {"norm": 5, "attention": 2}),
+        ("phi3", {"norm": 5}),
+        ("smollm3", {**WHOLE, "attention": 1}),  # one of its layers has no positions
+        ("cohere", {"mlp": 2}),  # its pairs are neighbours, its norm is another one
+        ("gpt2", {}),
+    ],
+)
+def test_what_is_known_is_fused(family: str, expected: dict[str, int]):
+    model = build(family)
+    assert fuse_modules(model) == sum(expected.values())
+    assert kinds_of(model) == expected
+
+
+class Louder(nn.Module):
+    """Does a little more than the module whose children it has."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.__dict__.update(module.__dict__)
+        self.inner = type(module).forward
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        answer = self.inner(self, *arguments, **keywords)
+        return answer * 1.001 if isinstance(answer, torch.Tensor) else (answer[0] * 1.001, None)
+
+
+@pytest.mark.parametrize("name", ["input_layernorm", "self_attn", "mlp"])
+def test_what_only_looks_alike_stays(name: str):
+    model = build("llama")
+    path = f"model.layers.1.{name}"
+    louder = Louder(model.get_submodule(path))
+    model.set_submodule(path, louder)
+    assert fuse_modules(model) == sum(WHOLE.values()) - 1
+    assert model.get_submodule(path) is louder
+
+
+def test_a_model_that_then_says_something_else_gets_all_its_modules_back(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    model = build("llama")
+    before = list(model.named_modules())
+    layer = type(model.model.layers[0])
+    forward = layer.forward
+
+    def looking(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        hidden = forward(self, *arguments, **keywords)
+        return -hidden if isinstance(self.mlp, FusedGatedMLP) else hidden
+
+    monkeypatch.setattr(layer, "forward", looking)
+    assert fuse_modules(model) == 0
+    assert list(model.named_modules()) == before
