@@ -232,6 +232,7 @@ def test_a_deployment_is_replaced_and_rolled_back_under_load(
         "prefill.replicas": "2",
         "decode.replicas": "2",
         "engine.num_kv_blocks": "200",
+        "decode.drain_s": "15",  # an ingress that goes lets its streams end for so long
     }
     settings = [*SMALL, *(f"{key}={value}" for key, value in keys.items())]
 
@@ -255,7 +256,7 @@ def test_a_deployment_is_replaced_and_rolled_back_under_load(
         relevo("deploy", *(f"--set={each}" for each in (*settings, *assignments)))
         return version()
 
-    body = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 300, "temperature": 0}
+    body = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 100, "temperature": 0}
     try:
         first = deploy()
         with Callers(url, 3, body | {"ignore_eos": True}) as callers:
