@@ -14,12 +14,15 @@ PAUSE_S = 0.2  # before what nobody took is asked again
 class Callers:
     """So many of them while entered. Each request is answered, lost, or was taken by nobody."""
 
-    def __init__(self, url: str, number: int, body: dict[str, Any]) -> None:
+    def __init__(
+        self, url: str, number: int, body: dict[str, Any], *, is_cold: bool = True
+    ) -> None:
         self.texts: list[str] = []  # of answers that came to their end
         self.lost: list[str] = []  # taken and not brought to its end
         self.num_not_taken = 0  # no connection, or 503 at once: a client's own retry
         self._url = f"{url}/v1/completions"
         self._body = body | {"stream": True}
+        self._is_cold = is_cold  # nobody has any prompt's KV
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._call) for _ in range(number)]
 
@@ -37,7 +40,7 @@ class Callers:
         while not self._is_over.is_set():
             text, is_taken = "", False
             try:
-                body = self._body | {"cache_salt": uuid.uuid4().hex}  # nobody has this prompt's KV
+                body = self._body | ({"cache_salt": uuid.uuid4().hex} if self._is_cold else {})
                 with httpx.stream("POST", self._url, json=body, timeout=120) as response:
                     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                         raise httpx.ConnectError("not ready")

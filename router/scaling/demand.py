@@ -59,11 +59,12 @@ def decode_demand(load: ClusterLoad, config: DecodeScaling) -> Demand:
             f" worker; {config.kv_share:.0%} is meant",
         ),
     ]
-    # A step that is too slow with one stream is no faster with more workers.
+    # A step that is too slow with one stream is no faster with more workers, and a worker without a
+    # stream makes none faster: what is measured of few streams may be all noise.
     if (headroom_s := config.itl_s - pool.step_s) > 0:
         demands.append(
             Demand(
-                workers=pool.streams_s / headroom_s,
+                workers=min(pool.streams_s / headroom_s, float(num_streams)),
                 reason=f"{num_streams} streams add {pool.streams_s * 1000:.1f} ms to steps of"
                 f" {pool.step_s * 1000:.1f} ms; ITL head-room is {headroom_s * 1000:.1f} ms",
             )

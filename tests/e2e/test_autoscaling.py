@@ -63,7 +63,7 @@ def serving(status: dict[str, Any]) -> tuple[int, int]:
 
 def test_a_load_step_is_met_and_forgotten(cluster: ServedCluster) -> None:
     assert serving(cluster.status()) == (1, 1)
-    with Callers(cluster.url, 1, BODY) as steady:
+    with Callers(cluster.url, 1, BODY, is_cold=False) as steady:
         with Callers(cluster.url, 10, BODY) as crowd:
             grown = wait_until(cluster, lambda status: serving(status) == (2, 2))
         # One client goes on: it is on whichever worker is let go.

@@ -34,7 +34,7 @@ def test_waiting_prompts_count_against_half_of_the_ttft_objective() -> None:
     [
         ({"num_streams": 20}, 4.0, "20 streams for 10 places"),
         ({"kv_tokens": 1500}, 3.0, "1500 tokens of KV"),
-        ({"step_s": 0.01, "streams_s": 0.1}, 2.5, "ITL head-room is 40.0 ms"),
+        ({"step_s": 0.01, "streams_s": 0.1, "num_streams": 3}, 2.5, "ITL head-room is 40.0 ms"),
     ],
 )
 def test_decode_asks_by_its_scarcest_good(
@@ -48,6 +48,11 @@ def test_decode_asks_by_its_scarcest_good(
 def test_a_step_that_is_too_slow_alone_asks_for_nobody() -> None:
     slow = load(decode={"step_s": 0.06, "streams_s": 5.0, "num_streams": 1})
     assert decode_demand(slow, DECODE).workers == pytest.approx(0.2)
+
+
+def test_no_more_workers_than_streams_are_asked_for() -> None:
+    noise = load(decode={"step_s": 0.0, "streams_s": 0.323, "num_streams": 1})
+    assert decode_demand(noise, DECODE).workers <= 1.0
 
 
 def test_what_waits_in_the_router_will_need_both_pools() -> None:
