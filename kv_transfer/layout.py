@@ -13,8 +13,9 @@ dim]. Blocks of which less than half is meant, and all blocks of pools with uneq
 travel in messages of the canonical, token-granular layout [layers, 2, tokens, kv_heads, head_dim].
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import NamedTuple
 
 # of the pool and of the messages; raised with every change of either
 LAYOUT_VERSION = 3
@@ -81,8 +82,7 @@ def block_range(token_start: int, token_end: int, block_size: int) -> tuple[int,
     return token_start // block_size, -(-token_end // block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One message of an operation: tokens [token_start, token_end), `num_bytes` on the wire.
 
     A slab of the last block goes on to the block's end, whatever of it is meant.
@@ -97,7 +97,7 @@ class Piece:
 
 def split_range(
     token_start: int, token_end: int, *, layout: KVLayout, peer_block_size: int, max_bytes: int
-) -> Iterator[Piece]:
+) -> list[Piece]:
     """Cut a range into messages of at most `max_bytes` each (at least one block or token).
 
     Both sides cut alike: the result depends on what the two layouts share and on both block sizes,
@@ -114,32 +114,32 @@ def split_range(
     size = layout.block_size
     if size != peer_block_size:
         # on the coarser grid, so that both sides copy whole blocks where they can
-        yield from _cut(token_start, token_end, max(size, peer_block_size), layout, max_bytes)
-        return
+        return _cut(token_start, token_end, max(size, peer_block_size), layout, max_bytes)
     # blocks [first, end) travel whole; none of them when the range begins and ends inside one block
     first, end = -(-token_start // size), (2 * token_end + size) // (2 * size)
     if first >= end:
-        yield from _cut(token_start, token_end, size, layout, max_bytes)
-        return
-    yield from _cut(token_start, first * size, size, layout, max_bytes)
-    yield from _cut(end * size, token_end, size, layout, max_bytes)
-    yield from _cut(first * size, end * size, size, layout, max_bytes, as_slabs=True)
+        return _cut(token_start, token_end, size, layout, max_bytes)
+    return [
+        *_cut(token_start, first * size, size, layout, max_bytes),
+        *_cut(end * size, token_end, size, layout, max_bytes),
+        *_cut(first * size, end * size, size, layout, max_bytes, as_slabs=True),
+    ]
 
 
 def _cut(
-    token_start: int,
+    start: int,
     token_end: int,
     grid: int,
     layout: KVLayout,
     max_bytes: int,
     *,
     as_slabs: bool = False,
-) -> Iterator[Piece]:
-    max_tokens = max(1, max_bytes // layout.bytes_per_token)
+) -> list[Piece]:
+    if start >= token_end:
+        return []
+    per_token = layout.bytes_per_token
+    max_tokens = max(1, max_bytes // per_token)
     # pieces end on multiples of the step; a block too large for one is cut only by tokens
     step = max_tokens // grid * grid or (grid if as_slabs else max_tokens)
-    start = token_start
-    while start < token_end:
-        end = min((start // step + 1) * step, token_end)
-        yield Piece(start, end, (end - start) * layout.bytes_per_token, as_slabs)
-        start = end
+    cuts = [start, *range((start // step + 1) * step, token_end, step), token_end]
+    return [Piece(start, end, (end - start) * per_token, as_slabs) for start, end in pairwise(cuts)]

@@ -1,17 +1,18 @@
 """Ranges over messages: straight from and into pool blocks where they lie as they travel.
 
-A range travels as pieces, all posted as soon as there is room for them, so that the link never
-idles. A piece that lies in one piece at this end needs no copy here. The others go through buffers
-of the link; so does everything between a GPU and its link: a kernel of NCCL whose abort hangs may
-write long after its operation was given up, and then it spoils a buffer, not the pool. What Gloo
-was told to receive it writes no more once `wait` has returned or raised.
+A range travels as pieces. Those that lie in one piece at this end need no copy here: all of them
+are posted at once. Messages end in the order in which they were posted, so whoever waits for the
+last one is woken once, and not once a block, by threads that need the core themselves. The others
+go through buffers of the link, as many at a time as there are; so does everything between a GPU
+and its link: a kernel of NCCL whose abort hangs may write long after its operation was given up,
+and then it spoils a buffer, not the pool. What Gloo was told to receive it writes no more once
+`wait` has returned or raised.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -20,8 +21,8 @@ from kv_transfer.layout import KVLayout, Piece, split_range
 from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import Alter, RangeOrder
 
-# Enough pieces in flight to hide what posting and waiting cost.
-_MAX_POSTED = _NUM_BUFFERS = 6
+# Enough staged pieces in flight to hide what posting and waiting cost, and what copies them.
+_NUM_BUFFERS = 6
 # All buffers together stay in the last-level cache. A block of half this size or more is a piece of
 # its own, so that it never has to be gathered.
 PIECE_BYTES = 1 << 20
@@ -42,15 +43,17 @@ class PostingLink(Protocol):
         """End the link: posted operations raise at both ends."""
 
 
-@dataclass(slots=True)
-class _Posted:
-    """A piece on its way."""
+class _Staged(NamedTuple):
+    """A piece on its way through a buffer."""
 
     piece: Piece
+    buffer: torch.Tensor
     message: torch.Tensor
     operation: Operation
-    # the buffer it occupies, None when it lies in the pool itself
-    buffer: torch.Tensor | None
+
+
+# Fills a message before it is sent, or empties it once it is here.
+_Copy = Callable[[Piece, torch.Tensor], None]
 
 
 class MessageRanges:
@@ -75,19 +78,14 @@ class MessageRanges:
         When it returns or raises, nothing reads the pool blocks any more.
         """
 
-        def post(piece: Piece) -> _Posted:
-            in_place = None if alter else self._in_place(order, piece, link.device)
-            if in_place is not None:
-                return _Posted(piece, in_place, link.send(in_place), None)
-            buffer = self._take_buffer(link.device)
-            message = buffer[: piece.num_bytes]
+        def fill(piece: Piece, message: torch.Tensor) -> None:
             self._blocks.gather(*_where(order, piece), message, as_slabs=piece.as_slabs)
             self._synchronize()
             if alter:
                 alter(message)
-            return _Posted(piece, message, link.send(message), buffer)
 
-        return self._run(link, order, post, lambda _posted: None)
+        is_direct = not alter and self._blocks.device.type == link.device.type
+        return self._run(link, order, link.send, is_direct=is_direct, fill=fill)
 
     def receive_range(
         self, link: PostingLink, order: RangeOrder, *, alter: Alter | None, is_wanted: bool
@@ -97,50 +95,57 @@ class MessageRanges:
         When it returns or raises, nothing writes the pool blocks or the buffers any more.
         """
 
-        def post(piece: Piece) -> _Posted:
-            in_place = self._in_place(order, piece, link.device) if is_wanted else None
-            # see above
-            if in_place is not None and link.device.type == "cpu":
-                return _Posted(piece, in_place, link.receive(in_place), None)
-            buffer = self._take_buffer(link.device)
-            message = buffer[: piece.num_bytes]
-            return _Posted(piece, message, link.receive(message), buffer)
-
-        def finish(posted: _Posted) -> None:
+        def empty(piece: Piece, message: torch.Tensor) -> None:
             if alter:
-                alter(posted.message)
-            if is_wanted and posted.buffer is not None:
-                piece = posted.piece
-                where = _where(order, piece)
-                self._blocks.scatter(*where, posted.message, as_slabs=piece.as_slabs)
+                alter(message)
+            if is_wanted:
+                self._blocks.scatter(*_where(order, piece), message, as_slabs=piece.as_slabs)
                 self._synchronize()
 
-        return self._run(link, order, post, finish)
+        is_on_cpu = self._blocks.device.type == link.device.type == "cpu"  # see above
+        is_direct = is_wanted and not alter and is_on_cpu
+        return self._run(link, order, link.receive, is_direct=is_direct, empty=empty)
 
     def _run(
         self,
         link: PostingLink,
         order: RangeOrder,
-        post: Callable[[Piece], _Posted],
-        finish: Callable[[_Posted], None],
+        post: Callable[[torch.Tensor], Operation],
+        *,
+        is_direct: bool,
+        fill: _Copy | None = None,
+        empty: _Copy | None = None,
     ) -> int:
         deadline = time.monotonic() + order.timeout_s
-        posted: deque[_Posted] = deque()
+        direct: list[Operation] = []
+        staged: deque[_Staged] = deque()
         try:
-            for piece in self._pieces(order):
-                while posted and (len(posted) >= _MAX_POSTED or not self._has_buffer()):
-                    self._complete_oldest(posted, deadline, finish)
-                posted.append(post(piece))
-            while posted:
-                self._complete_oldest(posted, deadline, finish)
+            # Where all of them lie first: once bytes flow, a core is hard to get.
+            pieces = self._pieces(order)
+            places = [self._in_place(order, piece) if is_direct else None for piece in pieces]
+            for piece, place in zip(pieces, places, strict=True):
+                if place is not None:
+                    direct.append(post(place))
+                    continue
+                if not self._has_buffer():
+                    self._complete(staged.popleft(), deadline, empty)
+                buffer = self._take_buffer(link.device)
+                message = buffer[: piece.num_bytes]
+                if fill:
+                    fill(piece, message)
+                staged.append(_Staged(piece, buffer, message, post(message)))
+            while staged:
+                self._complete(staged.popleft(), deadline, empty)
+            while direct:
+                direct.pop().wait(_left_s(deadline))
         except BaseException as error:
             # the peer posts all pieces, so an operation ends whole or with its link
             link.abort(f"operation failed: {error}")
-            _drain([each.operation for each in posted], deadline)
+            _drain([*(each.operation for each in staged), *direct], deadline)
             raise
         return (order.token_end - order.token_start) * self._layout.bytes_per_token
 
-    def _pieces(self, order: RangeOrder) -> Iterator[Piece]:
+    def _pieces(self, order: RangeOrder) -> list[Piece]:
         return split_range(
             order.token_start,
             order.token_end,
@@ -149,22 +154,15 @@ class MessageRanges:
             max_bytes=PIECE_BYTES,
         )
 
-    def _complete_oldest(
-        self, posted: deque[_Posted], deadline: float, finish: Callable[[_Posted], None]
-    ) -> None:
-        oldest = posted[0]
-        oldest.operation.wait(max(deadline - time.monotonic(), 0.001))
-        posted.popleft()
-        finish(oldest)
-        if oldest.buffer is not None:
-            self._buffers.append(oldest.buffer)
+    def _in_place(self, order: RangeOrder, piece: Piece) -> torch.Tensor | None:
+        start, end, _, as_slabs = piece
+        return self._blocks.in_place(order.block_ids, start, end, as_slabs=as_slabs)
 
-    def _in_place(
-        self, order: RangeOrder, piece: Piece, device: torch.device
-    ) -> torch.Tensor | None:
-        if self._blocks.device.type != device.type:
-            return None
-        return self._blocks.in_place(*_where(order, piece), as_slabs=piece.as_slabs)
+    def _complete(self, staged: _Staged, deadline: float, empty: _Copy | None) -> None:
+        staged.operation.wait(_left_s(deadline))
+        if empty:
+            empty(staged.piece, staged.message)
+        self._buffers.append(staged.buffer)
 
     def _has_buffer(self) -> bool:
         return bool(self._buffers) or self._num_buffers < _NUM_BUFFERS
@@ -188,9 +186,13 @@ def _where(order: RangeOrder, piece: Piece) -> tuple[Sequence[int], int, int]:
     return order.block_ids, piece.token_start, piece.token_end
 
 
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)
+
+
 def _drain(operations: Sequence[Operation], deadline: float) -> None:
     for operation in operations:
         try:
-            operation.wait(max(deadline - time.monotonic(), 0.001))
+            operation.wait(_left_s(deadline))
         except Exception:  # noqa: BLE001 - the first failure is the one that is reported
             continue

@@ -15,6 +15,8 @@ class PoolBlocks:
         self._block_size = layout.block_size
         # [num_blocks, bytes of a block]
         self._slabs = pool.view(torch.uint8).view(len(pool), -1)
+        self._bytes = self._slabs.view(-1)
+        self._block_bytes = layout.bytes_per_block
         # [num_blocks, num_layers * 2, block_size, bytes of a token in one layer's K or V]
         self._parts = self._slabs.view(len(pool), 2 * layout.num_layers, layout.block_size, -1)
 
@@ -29,10 +31,12 @@ class PoolBlocks:
         if token_start % size or token_end % size:
             return None
         first, end = token_start // size, token_end // size
-        ids = block_ids[first:end]
-        if len(ids) > 1 and (not as_slabs or any(ids[i] != ids[0] + i for i in range(len(ids)))):
+        block_id, count = block_ids[first], end - first
+        if count > 1 and not (
+            as_slabs and list(block_ids[first:end]) == list(range(block_id, block_id + count))
+        ):
             return None
-        return self._slabs[ids[0] : ids[0] + len(ids)].view(-1)
+        return self._bytes[block_id * self._block_bytes : (block_id + count) * self._block_bytes]
 
     def gather(
         self,

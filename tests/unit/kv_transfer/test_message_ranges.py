@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from kv_transfer.backend import LinkTimeoutError
 from kv_transfer.link import LinkSpec
 from kv_transfer.message_ranges import MessageRanges
 from kv_transfer.range_mover import RangeOrder
@@ -95,3 +96,64 @@ def test_what_nobody_wants_any_more_passes_by() -> None:
     move = Move(4, 4, 0, 14, is_wanted=False)
     assert move.num_in_place()[1] == 0
     assert not bool(move.target.any())
+
+
+class SilentLink:
+    """Posts, and says in which order operations are waited for; some of those fail."""
+
+    device = CPU
+
+    def __init__(self, failing: int | None = None) -> None:
+        self.failing = failing
+        self.num_posted = 0
+        self.waited: list[tuple[int, int]] = []
+        self.aborted = ""
+
+    def receive(self, _tensor: torch.Tensor) -> "SilentOperation":
+        self.num_posted += 1
+        return SilentOperation(self, self.num_posted - 1)
+
+    def abort(self, reason: str) -> None:
+        self.aborted = reason
+
+
+class SilentOperation:
+    def __init__(self, link: SilentLink, number: int) -> None:
+        self.link, self.number = link, number
+
+    def wait(self, _timeout_s: float) -> None:
+        self.link.waited.append((self.number, self.link.num_posted))
+        if self.number == self.link.failing:
+            raise LinkTimeoutError("too late")
+
+
+def receive_in_place(link: SilentLink, num_blocks: int = 8) -> None:
+    layout = make_layout(4)
+    ranges = MessageRanges(make_pool(layout, NUM_BLOCKS), ours=layout, theirs=layout)
+    order = RangeOrder(
+        block_ids=[2 * each for each in range(num_blocks)],
+        token_start=0,
+        token_end=4 * num_blocks,
+        timeout_s=5.0,
+    )
+    ranges.receive_range(link, order, alter=None, is_wanted=True)
+
+
+def test_all_that_lies_in_place_is_posted_at_once_and_the_last_waited_for_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", make_layout(4).bytes_per_block)
+    link = SilentLink()
+    receive_in_place(link)
+    assert link.waited == [(number, 8) for number in reversed(range(8))]
+
+
+def test_what_was_posted_is_waited_for_once_also_when_an_operation_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", make_layout(4).bytes_per_block)
+    link = SilentLink(failing=5)
+    with pytest.raises(LinkTimeoutError):
+        receive_in_place(link)
+    assert "too late" in link.aborted
+    assert sorted(number for number, _ in link.waited) == list(range(8))
