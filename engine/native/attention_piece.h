@@ -150,8 +150,8 @@ class PieceRun {
       for_heads([&](int head, int r, auto rows) {
         scores_in_place<rows()>(
             query_of(r), query_width_, call_.slot(piece_.row, position, 0, head),
-            call_.token_stride, count, call_.head_dim, scores_of(r) + position - begin,
-            kKeysPerTile);
+            call_.slot(piece_.row, position, 1, head), call_.token_stride, count,
+            call_.head_dim, scores_of(r) + position - begin, kKeysPerTile);
       });
     });
   }

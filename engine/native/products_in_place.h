@@ -13,15 +13,26 @@ inline void widen(const scalar_t* from, acc_t* to, int count, acc_t factor = 1) 
   for (; i < count; ++i) to[i] = static_cast<acc_t>(from[i]) * factor;
 }
 
-// scores[row][key] of up to four query rows against keys where they lie.
+constexpr int kKeysAhead = 8;
+
+// Heads of a token lie between others, which the core does not see through: it is told.
+template <typename scalar_t>
+inline void prefetch(const scalar_t* from, int count) {
+  for (int i = 0; i < count; i += 64 / int(sizeof(scalar_t))) __builtin_prefetch(from + i);
+}
+
+// scores[row][key] of up to four query rows against keys where they lie; meanwhile their values
+// and the keys that follow are fetched.
 template <int rows, typename scalar_t, typename acc_t>
 inline void scores_in_place(
-    const acc_t* query, int query_stride, const scalar_t* keys, int64_t key_stride, int num_keys,
-    int head_dim, acc_t* scores, int score_stride) {
+    const acc_t* query, int query_stride, const scalar_t* keys, const scalar_t* values,
+    int64_t key_stride, int num_keys, int head_dim, acc_t* scores, int score_stride) {
   using V = typename Lanes<acc_t>::type;
   constexpr int width = Lanes<acc_t>::count;
   for (int j = 0; j < num_keys; ++j) {
     const scalar_t* key = keys + j * key_stride;
+    if (j + kKeysAhead < num_keys) prefetch(key + kKeysAhead * key_stride, head_dim);
+    prefetch(values + j * key_stride, head_dim);
     V total[rows] = {};
     int d = 0;
     for (; d + width <= head_dim; d += width) {
