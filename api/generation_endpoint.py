@@ -100,6 +100,8 @@ class GenerationEndpoint:
     async def _answer_whole(
         self, call: Call, writer: AnswerWriter, streams: Sequence[TextStream], send: Send
     ) -> None:
+        for stream in streams:
+            stream.gather()
         parts: list[list[TextDelta]] = [[] for stream in streams for _ in stream.choices]
         async with aclosing(merged(streams)) as deltas:
             async for index, delta in deltas:

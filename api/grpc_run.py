@@ -85,6 +85,8 @@ class GrpcRun:
                 arrived_at=arrived_at,
                 timeout_s=timeout_s,
             )
+            if not is_stream:
+                stream.gather()
             try:
                 async for delta in stream:
                     await take(stream, delta)

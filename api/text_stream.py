@@ -18,6 +18,9 @@ from router.errors import InvalidRequest, NeverFits
 from router.report import RequestReport
 from router.request import FinishReason, TokenBatch
 
+# Of an answer that is shown as a whole.
+GATHERED_TOKENS = 64
+
 
 class TextStream:
     """Owns one generation; each choice ends in a delta with a finish reason, or all in an error."""
@@ -97,6 +100,12 @@ class TextStream:
                 # A stop string is known here alone: the workers would go on.
                 self._generation.end_choice(delta.choice_index)
         return delta
+
+    def gather(self) -> None:
+        """Read many tokens at once: nothing is shown on the way."""
+        # A stop string is found here, and the workers go on until it is.
+        if not self.request.stop:
+            self._generation.gather(GATHERED_TOKENS)
 
     async def aclose(self) -> None:
         """End it wherever it runs; what it held is free when this returns. Idempotent."""

@@ -23,6 +23,10 @@ class UpstreamGeneration(Protocol):
         """Return the tokens of the next step; a router error ends it."""
         ...
 
+    def gather(self, num_tokens: int) -> None:
+        """Hand on no fewer tokens than these at once, but for the end of a choice."""
+        ...
+
     def end_choice(self, choice_index: int) -> None:
         """End one choice everywhere: nothing more of it comes. Harmless when it has ended."""
         ...

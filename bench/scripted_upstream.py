@@ -36,6 +36,9 @@ class ScriptedGeneration:
         is_last = self._num_tokens >= self._request.sampling.max_tokens
         return TokenBatch([token_id], FinishReason.LENGTH if is_last else None)
 
+    def gather(self, num_tokens: int) -> None:
+        """Each step is handed on all the same."""
+
     def end_choice(self, choice_index: int) -> None:  # noqa: ARG002
         """There is one choice only."""
         self._is_closed = True

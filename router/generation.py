@@ -4,6 +4,7 @@ generate()       nothing runs yet
 first anext      a task starts to serve the request; tokens go into a buffer as they arrive
 anext            takes all that is there of one choice; a slow consumer gets larger batches, and
                  one that leaves more than MAX_UNREAD_TOKENS lying is ended
+gather()         the consumer shows nothing on the way: it is woken for many tokens at once
 finish or error  each choice's last batch carries its finish reason; an error is raised once
 end_choice()     the consumer has all it wants of one choice; the others go on
 aclose()         at any moment, from any task: every call on the workers is cancelled
@@ -58,6 +59,7 @@ class Generation:
         self._task: asyncio.Task[None] | None = None
         self._pending: dict[int, TokenBatch] = {}  # by choice index; the oldest first
         self._num_unread = 0  # tokens in `_pending`
+        self._num_gathered = 1  # so many of them wake the consumer; a choice's end always does
         self._unfinished = set(range(run.num_choices))
         self._untaken = set(range(run.num_choices))  # choices whose end was not taken
         self._error: BaseException | None = None
@@ -87,6 +89,11 @@ class Generation:
             self._start()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+    def gather(self, num_tokens: int) -> None:
+        """Wake the consumer for no fewer tokens than these, or for the end of a choice."""
+        assert 0 < num_tokens <= MAX_UNREAD_TOKENS, "more would end it as a slow reader"
+        self._num_gathered = num_tokens
 
     def end_choice(self, choice_index: int) -> None:
         """End one choice: nothing more of it comes. The last one is ended by `aclose`."""
@@ -155,7 +162,8 @@ class Generation:
         if self._num_unread > MAX_UNREAD_TOKENS and self._task is not None:
             self._is_overrun = True
             self._task.cancel()
-        self._wake()
+        if batch.finish_reason is not None or self._num_unread >= self._num_gathered:
+            self._wake()
 
     async def _serve(self) -> None:
         if self._run.trace_context is not None:

@@ -23,6 +23,7 @@ class FakeGeneration:
         self.close_reason: FinishReason | None = None
         self.closed = asyncio.Event()
         self.ended_choices: list[int] = []
+        self.num_gathered = 1
         self._script = list(script)
         self._step_s = step_s
         self._num_tokens = 0
@@ -63,6 +64,9 @@ class FakeGeneration:
             raise step
         self._num_tokens += len(step.token_ids)
         return dataclasses.replace(step)
+
+    def gather(self, num_tokens: int) -> None:
+        self.num_gathered = num_tokens
 
     def end_choice(self, choice_index: int) -> None:
         self.ended_choices.append(choice_index)

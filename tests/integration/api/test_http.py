@@ -411,3 +411,10 @@ async def test_a_priority_reaches_the_router(site: Site) -> None:
     for priority in (None, 0, 5, -5):
         await site.http.post("/v1/completions", json={**COMPLETION, "priority": priority})
     assert [each.request.priority for each in site.router.generations] == [0, 0, 5, -5]
+
+
+async def test_a_whole_answer_is_gathered_and_a_stream_is_not(site: Site) -> None:
+    for is_stream in (False, True):
+        await site.inside.post("/v1/completions", json={**COMPLETION, "stream": is_stream})
+    whole, stream = site.router.generations
+    assert whole.num_gathered > stream.num_gathered == 1

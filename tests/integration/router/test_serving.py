@@ -187,3 +187,21 @@ async def test_metrics_count_each_request_once(cluster: FakeCluster) -> None:
     assert cluster.metric("relevo_prompt_tokens_total", source="cached_prefill") == 4
     assert cluster.metric("relevo_prompt_tokens_total", source="computed") == 6
     assert cluster.metric("relevo_generation_tokens_total") == 5
+
+
+async def test_who_gathers_is_woken_for_many_tokens_at_once_and_loses_none(
+    cluster: FakeCluster,
+) -> None:
+    await cluster.add_prefill()
+    await cluster.add_decode()
+    await cluster.start_router()
+    generation = cluster.generate(max_tokens=45)
+    generation.gather(20)
+    batches = [batch async for batch in generation]
+    await generation.aclose()
+    tokens = [token_id for batch in batches for token_id in batch.token_ids]
+    assert tokens == expected_tokens(PROMPT, 45)
+    sizes = [len(batch.token_ids) for batch in batches]
+    assert all(size >= 20 for size in sizes[:-1])
+    assert batches[-1].finish_reason is FinishReason.LENGTH
+    assert generation.report.num_completion_tokens == 45

@@ -245,3 +245,13 @@ async def test_a_grammar_that_leads_nowhere_is_the_client_s_own_fault() -> None:
         await Case([NeverFits("too long")], wanted=wanted).read()
     with pytest.raises(InvalidRequest):
         await Case([InvalidRequest("something else")]).read()
+
+
+@pytest.mark.parametrize(("stop", "is_gathered"), [((), True), (("x",), False)])
+async def test_only_what_no_stop_string_can_end_is_gathered(
+    stop: tuple[str, ...], is_gathered: bool
+) -> None:
+    case = Case([], stop=stop)
+    case.stream.gather()
+    assert (case.generation.num_gathered > 1) == is_gathered
+    await case.stream.aclose()
