@@ -62,9 +62,10 @@ def with_listener(make: Callable[[], MadeT]) -> tuple[MadeT, Listener]:
 def connections_between(ours: Address, theirs: Address) -> list[tuple[Address, Address]]:
     """(local, remote) of each connection of this process that came to `ours` or went to `theirs`.
 
-    One that came has our listener's own address at its near end.
+    One that came has our listener's own address at its near end. A socket has several descriptors
+    while another link of this process looks, too: its two addresses are what counts it once.
     """
-    found = []
+    found = set()
     for name in _descriptors():
         handle = _handle_of(int(name))
         if handle is None:
@@ -75,8 +76,8 @@ def connections_between(ours: Address, theirs: Address) -> list[tuple[Address, A
             except OSError:
                 continue  # it is not connected
         if local == ours or remote == theirs:
-            found.append((local, remote))
-    return found
+            found.add((local, remote))
+    return sorted(found)
 
 
 def _listening() -> dict[int, int]:

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from kv_transfer.backend import LinkBrokenError
 from kv_transfer.gloo_channel import GlooChannel
+from kv_transfer.listeners import connections_between
 
 
 def listening_ports() -> set[int]:
@@ -77,3 +78,11 @@ def test_a_stranger_before_the_peer_costs_the_link(guess: bytes) -> None:
 def test_an_interface_that_is_not_there_breaks_the_link() -> None:
     with pytest.raises(LinkBrokenError, match="nowhere0"):
         make_channel(HashStore(), 0, interface="nowhere0")
+
+
+def test_a_connection_with_two_descriptors_is_one() -> None:
+    nowhere = ("127.0.0.1", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address) as ours, server.accept()[0] as theirs, theirs.dup():
+            assert connections_between(address, nowhere) == [(address, ours.getsockname())]
