@@ -114,13 +114,19 @@ def ask(url: str, *, max_tokens: int = 4) -> str:
 
 @contextmanager
 def another_node(head: Head, num_cpus: int) -> Iterator[psutil.Process]:
-    """A second node of the head's cluster."""
+    """A second node of the head's cluster, once it is one."""
     command = [str(BIN / "ray"), "start", f"--address={head.address}", "--block"]
     command += [f"--num-cpus={num_cpus}", "--disable-usage-stats"]
     command += [f"--dashboard-agent-listen-port={free_ports(1)[0]}"]
-    process = subprocess.Popen(command, env=head.environment, start_new_session=True)
+    environment = {**head.environment, "PYTHONUNBUFFERED": "1"}
+    log = head.log.with_name("node.log")
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
     handle = psutil.Process(process.pid)
     try:
+        _wait_until(lambda: "Ray runtime started" in log.read_text(), log)
         yield handle
     finally:
         _end(handle)
