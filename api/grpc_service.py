@@ -34,12 +34,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
         """Return a whole completion."""
-        run = GrpcRun(
-            self._serving,
-            context,
-            operation=attributes.OPERATION_TEXT_COMPLETION,
-            priority=request.generation.priority,
-        )
+        run = self._run(request.generation, context)
         return self._whole(
             *await run.whole(lambda: self._read(request.generation, is_stream=False))
         )
@@ -74,12 +69,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateStreamRequest, context: Context
     ) -> None:
         """Send a completion step by step."""
-        run = GrpcRun(
-            self._serving,
-            context,
-            operation=attributes.OPERATION_TEXT_COMPLETION,
-            priority=request.generation.priority,
-        )
+        run = self._run(request.generation, context)
 
         async def take(stream: TextStream, delta: TextDelta) -> None:
             message = inference_pb2.GenerateStreamResponse(
@@ -114,6 +104,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """Send the answer to a chat step by step."""
         await self._chat.send(request.chat, context)
+
+    def _run(self, generation: inference_pb2.Generation, context: Context) -> GrpcRun:
+        return GrpcRun(
+            self._serving,
+            context,
+            operation=attributes.OPERATION_TEXT_COMPLETION,
+            priority=generation.priority,
+        )
 
     async def _read(
         self, generation: inference_pb2.Generation, *, is_stream: bool

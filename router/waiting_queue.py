@@ -99,8 +99,10 @@ class WaitingQueue(Generic[ChoiceT]):
 
     def has_room(self, tenant: Tenant, priority: int) -> bool:
         """Whether `take` may do more than refuse a new request of this tenant and class."""
-        must_wait = bool(self._again) or self._new.num_before(priority) > 0
-        return not (must_wait and self._new.refuses(tenant.name, priority, limit=self._limit()))
+        new = Place(tenant=tenant, priority=priority, num_tokens=0, is_admitted=False)
+        return not (
+            self.must_wait(new) and self._new.refuses(tenant.name, priority, limit=self._limit())
+        )
 
     def wake(self) -> None:
         """A choice may exist now: the head tries."""

@@ -11,27 +11,14 @@ from telemetry.metrics import Sample
 RATE_WINDOW_S: Final = 10.0
 QUANTILE_WINDOW_S: Final = 60.0
 
+_HISTOGRAMS = frozenset({metrics.TIME_TO_FIRST_TOKEN, metrics.INTER_TOKEN_LATENCY})
+_EVENTS = frozenset({metrics.REQUESTS_FINISHED, metrics.PROMPT_TOKENS, metrics.ADMISSION_REJECTED})
+METRICS: Final = _HISTOGRAMS | _EVENTS  # what is read of all metrics
+
 _TTFT_COUNT = metrics.TIME_TO_FIRST_TOKEN + "_count"
 _ITL_COUNT = metrics.INTER_TOKEN_LATENCY + "_count"
-_BUCKETS = {metrics.TIME_TO_FIRST_TOKEN + "_bucket", metrics.INTER_TOKEN_LATENCY + "_bucket"}
-_COUNTERS = {
-    _TTFT_COUNT,
-    _ITL_COUNT,
-    metrics.REQUESTS_FINISHED,
-    metrics.PROMPT_TOKENS,
-    metrics.ADMISSION_REJECTED,
-}
-
-# What is read of all metrics.
-METRICS: Final = frozenset(
-    {
-        metrics.TIME_TO_FIRST_TOKEN,
-        metrics.INTER_TOKEN_LATENCY,
-        metrics.REQUESTS_FINISHED,
-        metrics.PROMPT_TOKENS,
-        metrics.ADMISSION_REJECTED,
-    }
-)
+_BUCKETS = {name + "_bucket" for name in _HISTOGRAMS}
+_COUNTERS = {_TTFT_COUNT, _ITL_COUNT, *_EVENTS}
 
 Key = tuple[str, str]  # name and its one label's value, if it has one
 
