@@ -1,16 +1,17 @@
 """What it costs to see: throughput at 16 streams with metrics, and with every request traced.
 
-    .venv/bin/python -m bench.telemetry [--rounds 6] [--model PATH] [--tokens 32] [--streams 16]
+    .venv/bin/python -m bench.telemetry [--rounds 20] [--model PATH] [--tokens 16] [--streams 16]
         [--append FILE]
 
-Starts three clusters of one prefill and one decode process and an ingress: `plain` writes no
-metrics of the ingress and no spans, `metrics` writes metrics, `traced` records all spans of every
-request, too, and exports them to a collector that is not there. In each round each cluster serves
-the same number of streams, in turns; the order rotates. Prints tokens per second and the processor
-time each token took in all three processes of a cluster, and the ratios within a round: their
-median, its 90 % interval (by resampling rounds) and spread. Processor time is the steadier of the
-two on a machine that does other things. With --append the rounds are added to those of the file,
-and all of them count: several short runs at quiet moments are as good as a long one.
+One prefill and one decode process, and a process with two ingresses in front of both, one without
+metrics. The same streams are served three ways, in turns whose order rotates: `plain` by the
+ingress without, `metrics` by the other, `traced` by the other with a `traceparent` asking for all
+spans of every request, which go to a collector that is not there. So the same machine, moment,
+workers and caches serve all three. Prints tokens per second and the processor time each token took
+in all processes, and the ratios within a round: their median, its 90 % interval (by resampling
+rounds) and spread. Processor time is the steadier of the two on a machine that does other things.
+With --append the rounds are added to those of the file, and all of them count: several short runs
+at quiet moments are as good as a long one.
 
 What seeing costs does not depend on the model: a tiny one shows the difference in processor time
 per request, printed last, in many cheap rounds. Held against what a request takes with the model
@@ -20,6 +21,7 @@ one serves, it is the share.
 import argparse
 import asyncio
 import json
+import logging
 import random
 import statistics
 import subprocess
@@ -27,10 +29,10 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import psutil
@@ -47,25 +49,38 @@ from rpc.token import create_token, read_token
 from telemetry.config import TelemetryConfig
 from telemetry.metrics import Metrics
 from telemetry.prometheus_sink import PrometheusSink
+from telemetry.provider import set_up_tracing
 
-SILENT: Final = {"sample_ratio": 0.0, "keep_traces": 0}
-VARIANTS: Final[dict[str, dict[str, Any]]] = {
-    "plain": SILENT,
-    "metrics": SILENT,
-    "traced": {"sample_ratio": 1.0, "otlp_endpoint": "http://127.0.0.1:9"},
-}
+# Nothing is recorded that a caller did not ask for.
+SILENT: Final = TelemetryConfig(sample_ratio=0.0, keep_traces=0)
+TRACING: Final = TelemetryConfig(sample_ratio=0.0, otlp_endpoint="http://127.0.0.1:9")
 PROMPT_TOKENS = 48
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to be served."""
+
+    has_metrics: bool
+    is_traced: bool
+
+
+WAYS: Final = {
+    "plain": Way(has_metrics=False, is_traced=False),
+    "metrics": Way(has_metrics=True, is_traced=False),
+    "traced": Way(has_metrics=True, is_traced=True),
+}
+
+
 @contextmanager
-def workers(variant: str, model: Path, folder: Path) -> Iterator[list[WorkerDescription]]:
+def workers(model: Path, folder: Path) -> Iterator[list[WorkerDescription]]:
     """One worker process a pool."""
     token_file = folder / "token"
     create_token(token_file)
     settings = {
         "token_file": str(token_file),
         "engine": {"model_path": str(model), "num_threads": 1, "max_num_seqs": 32},
-        "telemetry": VARIANTS[variant],
+        "telemetry": asdict(SILENT),
     }
     config = folder / "worker.json"
     config.write_text(json.dumps(settings))
@@ -90,7 +105,7 @@ def workers(variant: str, model: Path, folder: Path) -> Iterator[list[WorkerDesc
 
 @asynccontextmanager
 async def ingress(
-    variant: str, found: list[WorkerDescription], model: Path, folder: Path
+    found: list[WorkerDescription], model: Path, folder: Path, *, has_metrics: bool
 ) -> AsyncIterator[Ingress]:
     """An ingress in front of them."""
     sink = PrometheusSink()
@@ -99,15 +114,15 @@ async def ingress(
         RouterConfig(local_prefill="never"),
         StaticDiscovery(found),
         channels,
-        ingress_id=variant,
-        metrics=None if variant == "plain" else Metrics(sink),
+        ingress_id="metrics" if has_metrics else "plain",
+        metrics=Metrics(sink) if has_metrics else None,
     )
     opened = Ingress(
         IngressConfig(http_port=0, grpc_port=0, drain_s=0.0),
         ModelConfig(model_id="bench", path=str(model)),
         router=router,
         sink=sink,
-        telemetry=TelemetryConfig(**VARIANTS[variant]),
+        telemetry=TRACING if has_metrics else SILENT,
     )
     await router.start()
     await opened.start()
@@ -119,17 +134,24 @@ async def ingress(
         await channels.close()
 
 
-async def serve(variant: str, model: Path) -> None:
-    """Be one cluster until the standard input ends."""
-    with tempfile.TemporaryDirectory() as name, workers(variant, model, Path(name)) as found:
-        async with ingress(variant, found, model, Path(name)) as opened:
+async def serve(model: Path) -> None:
+    """Be the cluster until the standard input ends."""
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # nobody answers: known
+    set_up_tracing("bench", SILENT)  # of a process the first one counts
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = stack.enter_context(workers(model, folder))
+        for has_metrics in (False, True):
+            opened = await stack.enter_async_context(
+                ingress(found, model, folder, has_metrics=has_metrics)
+            )
             while not opened.serving.is_ready():  # noqa: ASYNC110 - once, at the start
                 await asyncio.sleep(0.1)
             print(opened.http_port, flush=True)
-            await asyncio.to_thread(sys.stdin.read)
+        await asyncio.to_thread(sys.stdin.read)
 
 
-async def load(port: int, options: argparse.Namespace, *, seed: int) -> float:
+async def load(port: int, options: argparse.Namespace, *, seed: int, is_traced: bool) -> float:
     """Serve so many streams at once and return tokens per second."""
 
     async def stream(client: httpx.AsyncClient, number: int) -> None:
@@ -142,7 +164,9 @@ async def load(port: int, options: argparse.Namespace, *, seed: int) -> float:
             "ignore_eos": True,
             "stream": True,
         }
-        async with client.stream("POST", "/v1/completions", json=body) as response:
+        trace_id = random.randrange(1, 1 << 128)
+        parent = {"traceparent": f"00-{trace_id:032x}-{number + 1:016x}-{is_traced:02x}"}
+        async with client.stream("POST", "/v1/completions", json=body, headers=parent) as response:
             response.raise_for_status()
             async for _ in response.aiter_raw():
                 continue
@@ -162,35 +186,40 @@ class Cost:
     cpu_ms: float  # for each token, in all processes of the cluster
 
 
-async def measure(cluster: "Cluster", options: argparse.Namespace, *, seed: int) -> Cost:
-    """Load one cluster once."""
-    before_s = cluster.cpu_s()
-    rate = await load(cluster.port, options, seed=seed)
-    used_s = cluster.cpu_s() - before_s
-    return Cost(rate, 1e3 * used_s / (options.streams * options.tokens))
-
-
 class Cluster:
-    """One of the three, with all of its processes."""
+    """All of its processes, and the ports of its two ingresses."""
 
-    def __init__(self, pid: int, port: int) -> None:
-        self.port = port
+    def __init__(self, pid: int, plain_port: int, metrics_port: int) -> None:
+        self._ports = {False: plain_port, True: metrics_port}
         ingress_process = psutil.Process(pid)
         self._processes = [ingress_process, *ingress_process.children(recursive=True)]
 
-    def cpu_s(self) -> float:
-        """Processor time used so far."""
+    async def measure(self, way: Way, options: argparse.Namespace, *, seed: int) -> Cost:
+        """Load it once."""
+        before_s = self._cpu_s()
+        port = self._ports[way.has_metrics]
+        rate = await load(port, options, seed=seed, is_traced=way.is_traced)
+        used_s = self._cpu_s() - before_s
+        return Cost(rate, 1e3 * used_s / (options.streams * options.tokens))
+
+    def _cpu_s(self) -> float:
         return sum(sum(each.cpu_times()[:2]) for each in self._processes)
 
 
-async def compare(clusters: dict[str, Cluster], options: argparse.Namespace) -> None:
-    """Load all in turns and print the ratios."""
-    names = list(clusters)
+async def compare(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Load it in all ways in turns and print the ratios."""
+    names = list(WAYS)
     rounds = _read_rounds(options.append)
-    seed = random.randrange(1000)  # no prompt of an earlier run is cached
+    seed = random.randrange(1000)
     for number in range(options.rounds + 1):
         order = names[number % 3 :] + names[: number % 3]
-        seen = {name: await measure(clusters[name], options, seed=seed + number) for name in order}
+        seen = {
+            # No way finds what another has left in a cache.
+            name: await cluster.measure(
+                WAYS[name], options, seed=3 * (seed + number) + names.index(name)
+            )
+            for name in order
+        }
         if number > 0:  # the first warms up
             rounds.append(seen)
             if options.append is not None:
@@ -234,38 +263,26 @@ def _read_rounds(path: Path | None) -> list[dict[str, Cost]]:
 
 
 def main() -> None:
-    """Start the three clusters, or be one of them."""
+    """Start the cluster and load it, or be it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--model", type=Path, default=Path(".models/smollm2-135m-instruct"))
     parser.add_argument("--append", type=Path, help="keep the rounds in this file, and count its")
-    parser.add_argument("--serve", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.vocab_size = json.loads((options.model / "config.json").read_text())["vocab_size"]
     if options.serve:
-        asyncio.run(serve(options.serve, options.model))
+        asyncio.run(serve(options.model))
         return
-    with ExitStack() as stack:
-        children: dict[str, subprocess.Popen[str]] = {}
-        clusters: dict[str, Cluster] = {}
-        for name in VARIANTS:
-            command = [sys.executable, "-m", "bench.telemetry", "--serve", name]
-            child = subprocess.Popen(
-                [*command, "--model", str(options.model)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.callback(child.wait, 60)
-            if child.stdin is not None:
-                stack.callback(child.stdin.close)
-            children[name] = child
-        for name, child in children.items():
-            assert child.stdout is not None
-            clusters[name] = Cluster(child.pid, int(child.stdout.readline()))
-        asyncio.run(compare(clusters, options))
+    command = [sys.executable, "-m", "bench.telemetry", "--serve", "--model", str(options.model)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        ports = [int(child.stdout.readline()) for _ in range(2)]
+        asyncio.run(compare(Cluster(child.pid, *ports), options))
 
 
 if __name__ == "__main__":
