@@ -6,11 +6,10 @@ all others decode a small moving window of tokens.
 """
 
 import codecs
-import json
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 REPLACEMENT = "\ufffd"
 
@@ -107,14 +106,18 @@ def detokenizer_factory(
         for token_id, token in added.items()
         if token.special and token.content not in shown
     )
-    decoder = json.loads(tokenizer.to_str())["decoder"]
-    if decoder is not None and decoder["type"] == "ByteLevel":
+    if is_byte_level(tokenizer):
         token_bytes = _byte_table(tokenizer, skipped_ids)
         return lambda: ByteLevelDetokenizer(token_bytes)
     byte_ids = frozenset(
         token_id for token, token_id in tokenizer.get_vocab().items() if is_byte_token(token)
     )
     return lambda: WindowDetokenizer(tokenizer, skipped_ids, byte_ids)
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Tell whether each token stands for some bytes."""
+    return isinstance(tokenizer.decoder, decoders.ByteLevel)
 
 
 def detokenize(factory: DetokenizerFactory, token_ids: Iterable[int]) -> str:

@@ -1,11 +1,10 @@
 """What one token looks like by itself, special tokens too."""
 
-import json
 from collections.abc import Callable
 
 from tokenizers import Tokenizer
 
-from api.detokenizer import byte_characters, is_byte_token
+from api.detokenizer import byte_characters, is_byte_level, is_byte_token
 
 TokenBytes = Callable[[int], bytes]
 
@@ -14,8 +13,7 @@ _SPACE = "\u2581"  # how sentencepiece writes a space
 
 def token_bytes_of(tokenizer: Tokenizer) -> TokenBytes:
     """Return the function that gives a token's bytes; empty for an id without a token."""
-    decoder = json.loads(tokenizer.to_str())["decoder"]
-    if decoder is not None and decoder["type"] == "ByteLevel":
+    if is_byte_level(tokenizer):
         characters = byte_characters()
         added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
 

@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from api import detokenizer
 from api.chat.conversation import Conversation
-from api.chat.template import ChatTemplate, Piece, opens_thought
+from api.chat.template import ChatTemplate, opens_thought
 from api.detokenizer import Detokenizer
+from api.encoder import Encoder
 from api.errors import ApiError, Verdict
 from api.parsers.reading import Dialect
 from api.token_text import token_bytes_of
@@ -21,9 +22,6 @@ from api.token_text import token_bytes_of
 # Real text has about four characters a token; what has more than this many cannot be meant.
 MAX_CHARACTERS_PER_TOKEN = 16
 MIN_CHARACTER_BOUND = 4096
-# Tokenising this much takes about a millisecond and stays on the event loop.
-MAX_INLINE_CHARACTERS = 2048
-
 
 T = TypeVar("T")
 
@@ -42,9 +40,10 @@ class Tokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, vocab_size: int) -> None:
         self._backend: BackendTokenizer = tokenizer.backend_tokenizer
         self.vocab_size = vocab_size
-        # encode_special_tokens is a setting of the whole object, so plain text gets its own one.
-        self._plain = BackendTokenizer.from_str(self._backend.to_str())
-        self._plain.encode_special_tokens = True
+        # Some files say at what length to cut a text. A prompt is refused or whole.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._encoder = Encoder(self._backend)
         added = self._backend.get_added_tokens_decoder().values()
         self._template = ChatTemplate(
             tokenizer, [token.content for token in added if token.special]
@@ -84,7 +83,7 @@ class Tokenizer:
 
     def encode_word(self, text: str) -> list[int]:
         """Tokenise a piece of text as it may stand anywhere; nothing in it is a special token."""
-        return _ids_of(self._plain, text)
+        return self._encoder.encode(text, is_plain=True)
 
     async def encode(
         self,
@@ -95,8 +94,8 @@ class Tokenizer:
     ) -> list[int]:
         """Tokenise a bare prompt; the tokenizer adds what it always adds (BOS), or nothing."""
         check_length(len(text), max_model_len, "prompt")
-        return await _run(
-            lambda: _ids_of(self._backend, text, has_special_tokens=has_special_tokens), len(text)
+        return await self._run(
+            lambda: self._encoder.encode(text, adds_special_tokens=has_special_tokens), len(text)
         )
 
     async def encode_chat(self, chat: Conversation, *, max_model_len: int) -> "ChatPrompt":
@@ -104,17 +103,20 @@ class Tokenizer:
         num_characters = chat.num_characters
         check_length(num_characters, max_model_len, "messages")
         cost = num_characters + 64 * len(chat.messages)
-        return await _run(lambda: self._encode_chat(chat), cost)
+        return await self._run(lambda: self._encode_chat(chat), cost)
 
     def _encode_chat(self, chat: Conversation) -> "ChatPrompt":
         pieces = self._template.render(chat)
-        token_ids = [token_id for piece in pieces for token_id in self._encode_piece(piece)]
+        token_ids: list[int] = []
+        for piece in pieces:
+            token_ids += self._encoder.encode(piece.text, is_plain=piece.is_plain)
         is_open = bool(pieces) and not pieces[-1].is_plain and opens_thought(pieces[-1].text)
         return ChatPrompt(token_ids, is_open)
 
-    def _encode_piece(self, piece: Piece) -> list[int]:
-        tokenizer = self._plain if piece.is_plain else self._backend
-        return _ids_of(tokenizer, piece.text)
+    async def _run(self, encode: Callable[[], T], num_characters: int) -> T:
+        is_short = num_characters <= self._encoder.inline_characters
+        # The interpreter is free meanwhile, so a thread helps.
+        return encode() if is_short else await asyncio.to_thread(encode)
 
 
 def check_length(num_characters: int, max_model_len: int, name: str) -> None:
@@ -127,20 +129,6 @@ def check_length(num_characters: int, max_model_len: int, name: str) -> None:
             f"{max_model_len} tokens can hold; shorten it",
             param=name,
         )
-
-
-def _ids_of(
-    tokenizer: BackendTokenizer, text: str, *, has_special_tokens: bool = False
-) -> list[int]:
-    # Of all ways to encode, those of batches alone let other threads run meanwhile, and this one
-    # does not work out where in the text each token stands.
-    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=has_special_tokens)
-    return list(encoding.ids)
-
-
-async def _run(encode: Callable[[], T], num_characters: int) -> T:
-    # The interpreter is free meanwhile, so a thread helps.
-    return encode() if num_characters <= MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
 def _vocab_size(folder: Path, *, default: int) -> int:

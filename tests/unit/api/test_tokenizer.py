@@ -81,13 +81,26 @@ async def test_a_long_text_is_tokenised_off_the_loop_to_the_same_ids(tokenizer: 
     assert await tokenizer.encode(text, max_model_len=CONTEXT) == ids_of(text)
 
 
+async def test_a_tokenizer_that_would_cut_texts_does_not(tmp_path: Path) -> None:
+    directory = write_tokenizer(tmp_path)
+    backend = byte_level_backend()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8)
+    backend.save(str(directory / "tokenizer.json"))
+    tokenizer = Tokenizer.load(str(directory))
+    assert await tokenizer.encode("hi", max_model_len=CONTEXT) == ids_of("hi")
+    text = "longer than four tokens are"
+    assert await tokenizer.encode(text, max_model_len=CONTEXT) == ids_of(text)
+    assert tokenizer.encode_word(text) == ids_of(text)
+
+
 async def test_the_loop_goes_on_while_a_long_text_is_tokenised(tokenizer: Tokenizer) -> None:
-    words = [f"{n:x}" for n in range(60_000)]  # no two alike, so that none is remembered
+    words = [f"{n:x}" for n in range(300_000)]  # no two alike, so that none is remembered
     text = " ".join(words)
     chat = Conversation(messages=[{"role": "user", "content": text}])
     for work in (
-        tokenizer.encode(text, max_model_len=10**6),
-        tokenizer.encode_chat(chat, max_model_len=10**6),
+        tokenizer.encode(text, max_model_len=10**7),
+        tokenizer.encode_chat(chat, max_model_len=10**7),
     ):
         task, num_turns = asyncio.ensure_future(work), 0
         while not task.done():
