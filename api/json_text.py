@@ -27,17 +27,33 @@ class RepeatedNameError(ValueError):
 
 def parse_json(text: bytes) -> object:
     """Return the value; ValueError says, without a word of the text, why there is none."""
+    num_objects = text.count(b"{")  # at most: some may stand in strings, as may all marks
+    if len(text) > _MAX_WALKED_BYTES or num_objects + text.count(b"[") > MAX_DEPTH:
+        return _parse_with_care(text)
+    # So few brackets cannot nest too deep, and with a name kept for each colon none came twice.
+    value = _loads(text)
+    if _num_names_in(value, num_objects) == text.count(b":"):
+        return value
+    return _parse_with_care(text)
+
+
+def _parse_with_care(text: bytes) -> object:
     marks = _marks_outside_strings(text)
     if _depth(marks) > MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    value = _loads(text)
+    # Of equal names in one object the parser keeps one: then a colon is missing.
+    if _num_names(marks) != _num_names_kept(value, text, marks):
+        raise RepeatedNameError(_repeated_name(text))
+    return value
+
+
+def _loads(text: bytes) -> object:
     try:
         value: object = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         # The parser's message is about places and kinds; the text itself stays out of it.
         raise ValueError(f"it is not valid JSON: {error.msg[:200]}") from None
-    # Of equal names in one object the parser keeps one: then a colon is missing.
-    if _num_names(marks) != _num_names_kept(value, text, marks):
-        raise RepeatedNameError(_repeated_name(text))
     return value
 
 
@@ -74,7 +90,11 @@ def _num_names(marks: npt.NDArray[np.uint8]) -> int:
 def _num_names_kept(value: object, text: bytes, marks: npt.NDArray[np.uint8]) -> int:
     if len(text) > _MAX_WALKED_BYTES:
         return _num_names(_marks_outside_strings(orjson.dumps(value)))
-    num_left = int(np.count_nonzero(marks == ord("{")))  # objects not found yet
+    return _num_names_in(value, int(np.count_nonzero(marks == ord("{"))))
+
+
+def _num_names_in(value: object, num_left: int) -> int:
+    """Count the names of all objects, of which there are no more than `num_left`."""
     num_names = 0
     around = [value]
     # Where an object was dropped with its name, there are fewer than the text has.

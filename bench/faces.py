@@ -8,13 +8,14 @@ process of its own over a scripted router, with clients in this one, so that soc
 system calls are added. `all`: with the real router and a scripted worker, so that the worker's
 message, the router and its metrics are added, too. `idle` is what an ingress takes meanwhile
 without any request, in the same unit; it is in the numbers of its process. A chat has some 500
-tokens. At last a few streams are watched while a prompt of 500 kB comes in: the gaps between their
-tokens, against those of a quiet time.
+tokens, and no two are alike. At last a few streams are watched while a prompt of 500 kB comes in:
+the gaps between their tokens, against those of a quiet time.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -47,7 +48,8 @@ FAST_STEP_S = 0.005  # of the streams that are watched
 NUM_WATCHED = 4  # streams beside the long prompt
 WATCHED_TOKENS = 300
 
-CHAT_TEXT = TEXT * 32  # some 500 tokens
+WORDS = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text().split()
+NUM_WORDS = 320  # some 500 tokens
 
 Stream = Callable[[int], Awaitable[object]]
 Numbers = dict[str, list[float]]
@@ -114,13 +116,19 @@ async def own_chat_grpc(ingress: Ingress, text: str) -> None:
     answer.SerializeToString()
 
 
+def chat_text() -> str:
+    """Words that no chat before had in this order."""
+    return " ".join(random.choices(WORDS, k=NUM_WORDS))
+
+
 async def own_chat_cost(chat: Callable[[str], Awaitable[None]], num_requests: int) -> float:
     """Milliseconds of this process's time for one chat after the other."""
     for _ in range(3):
-        await chat(CHAT_TEXT)
+        await chat(chat_text())
+    texts = [chat_text() for _ in range(num_requests)]
     before_s = time.process_time()
-    for _ in range(num_requests):
-        await chat(CHAT_TEXT)
+    for text in texts:
+        await chat(text)
     return 1e3 * (time.process_time() - before_s) / num_requests
 
 
@@ -145,10 +153,10 @@ async def chat_cost(
 ) -> float:
     """Milliseconds of the ingress's time for one chat after the other."""
     for _ in range(3):
-        await chat(CHAT_TEXT)
+        await chat(chat_text())
     before_s = await server.cpu_s()
     for _ in range(num_requests):
-        await chat(CHAT_TEXT)
+        await chat(chat_text())
     return 1e3 * (await server.cpu_s() - before_s) / num_requests
 
 

@@ -9,6 +9,7 @@ from api.generation_request import GenerationRequest, validate
 from api.parameter_checks import Values
 from api.parsers.reading import Reading
 from api.serving import Serving
+from api.structured_output import StructuredOutput
 from api.tokenizer import ChatPrompt
 
 
@@ -20,29 +21,30 @@ async def read_chat_request(
     limits = serving.limits()
     prompt = await serving.tokenizer.encode_chat(chat, max_model_len=limits.max_model_len)
     request = validate(values, token_ids=prompt.token_ids, limits=limits, prompt_name=prompt_name)
-    request = _with_reading(_with_calls(request, chat), chat, serving, prompt)
-    request = replace(request, messages=chat.messages)
+    request = replace(
+        request,
+        messages=chat.messages,
+        structured_output=_structured_output(request, chat),
+        reading=_reading(chat, serving, prompt),
+    )
     await serving.check_grammar(request)
     return request
 
 
-def _with_calls(request: GenerationRequest, chat: Conversation) -> GenerationRequest:
-    """Enforce calls where they are wanted."""
-    use = chat.tool_use
+def _structured_output(request: GenerationRequest, chat: Conversation) -> StructuredOutput | None:
+    """What the answer must match: enforces calls where they are wanted."""
+    use, other = chat.tool_use, request.structured_output
     if not use.is_enforced:
-        return request
-    other = request.structured_output
+        return other
     if other is not None or request.ignore_eos:
         name = "ignore_eos" if other is None else other.field
         raise invalid(
             f"tool_choice = {use.choice} cannot be with {name}; leave one out", "tool_choice"
         )
-    return replace(request, structured_output=use.grammar())
+    return use.grammar()
 
 
-def _with_reading(
-    request: GenerationRequest, chat: Conversation, serving: Serving, prompt: ChatPrompt
-) -> GenerationRequest:
+def _reading(chat: Conversation, serving: Serving, prompt: ChatPrompt) -> Reading | None:
     use = chat.tool_use
     reading = Reading(
         dialect=serving.tokenizer.dialect,
@@ -52,4 +54,4 @@ def _with_reading(
         is_named=use.choice is Choice.NAMED,
         is_thinking=prompt.opens_thought,
     )
-    return replace(request, reading=reading) if reading.is_needed else request
+    return reading if reading.is_needed else None

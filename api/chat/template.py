@@ -15,6 +15,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from api.chat.conversation import Conversation
 from api.chat.dialect_probe import reads_calls_back
@@ -43,28 +44,25 @@ class ChatTemplate:
     """Owns the template of one model. ApiError when it refuses a conversation."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, control_tokens: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
+        # Looked up once: what transformers does for each chat took longer than rendering.
+        self._special_tokens = dict(tokenizer.special_tokens_map)
+        self._sources = {has_tools: _source(tokenizer, has_tools) for has_tools in (False, True)}
         # The longest first, so that a token that begins another does not split it.
         # A marker typed by a client is protected in the same way: it means its characters.
         spellings = sorted([*control_tokens, _MARKER_START], key=len, reverse=True)
         self._spelling = re.compile("|".join(re.escape(each) for each in spellings if each))
-        self.dialect = Dialect.of(_source(tokenizer))
+        self.dialect = Dialect.of(_all_sources(tokenizer))
         if self.dialect.has_tools and not reads_calls_back(self.dialect, tokenizer):
             _LOGGER.info("Calls as the chat template writes them are not read: Hermes' words it is")
             self.dialect = replace(self.dialect, has_tools=False, syntax=HERMES)
 
-    @property
-    def exists(self) -> bool:
-        """Whether the model comes with a chat template at all."""
-        return bool(self._tokenizer.chat_template)
-
     def render(self, chat: Conversation) -> list[Piece]:
         """Return the prompt of a chat, ending where the assistant is to speak."""
-        if not self.exists:
-            raise invalid("This model has no chat template; use /v1/completions", "messages")
         messages, tools = chat.messages, chat.tool_use.tools
         if not self.dialect.has_tools:
             messages, tools = with_tools(messages, tools), ()
+        if not self._sources[bool(tools)]:
+            raise invalid("This model has no chat template; use /v1/completions", "messages")
         spelled: list[str] = []
         protected = [self._protect(message, spelled) for message in messages]
         shown = [self._protect(tool, spelled) for tool in tools]
@@ -95,12 +93,12 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Any], kwargs: Mapping[str, object]
     ) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages),
+            (text,), _ = render_jinja_template(
+                conversations=[list(messages)],
                 tools=list(tools) or None,
-                tokenize=False,
+                chat_template=self._sources[bool(tools)],
                 add_generation_prompt=True,
-                **kwargs,
+                **{**self._special_tokens, **kwargs},
             )
         except TemplateError as error:
             raise invalid(
@@ -114,7 +112,16 @@ class ChatTemplate:
         return text
 
 
-def _source(tokenizer: PreTrainedTokenizerFast) -> str:
+def _source(tokenizer: PreTrainedTokenizerFast, has_tools: bool) -> str:
+    """The template of chats with tools, or of those without; empty when there is none."""
+    try:
+        source: str = tokenizer.get_chat_template(tools=[{}] if has_tools else None)
+    except ValueError:
+        return ""
+    return source
+
+
+def _all_sources(tokenizer: PreTrainedTokenizerFast) -> str:
     """All of a model's templates: some have one of their own for tools."""
     template = tokenizer.chat_template or ""
     return template if isinstance(template, str) else "\n".join(template.values())

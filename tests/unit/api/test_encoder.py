@@ -58,7 +58,18 @@ def pair(make: Callable[[], Tokenizer]) -> tuple[Tokenizer, Encoder]:
     return MADE[make.__name__]
 
 
-PIECES = [*SPECIAL_TOKENS, "<tool call>", "<think>", "'s", "'LL", " ", "  ", "\n", "\r\n", "e\u0301"]
+PIECES = [
+    *SPECIAL_TOKENS,
+    "<tool call>",
+    "<think>",
+    "'s",
+    "'LL",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "e\u0301",
+]
 TEXTS = st.lists(
     st.sampled_from([*PIECES, *PROBES]) | st.text(max_size=8) | st.text("ab 1!'\n\t", max_size=8),
     max_size=12,

@@ -11,8 +11,8 @@ from api.json_text import MAX_DEPTH, RepeatedNameError, has_too_deep_nesting, pa
 # Beyond 64 bits the parser reads a float, which every field of ours refuses or rounds itself.
 WHOLE_NUMBERS = st.integers(min_value=-(2**63), max_value=2**64 - 1)
 JSON = st.recursive(
-    st.none() | WHOLE_NUMBERS | st.text(alphabet='ab[]{}"\\\n'),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('a[]{}"\\'), inner),
+    st.none() | WHOLE_NUMBERS | st.text(alphabet='ab:[]{}"\\\n'),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('a:[]{}"\\'), inner),
     max_leaves=60,
 )
 
