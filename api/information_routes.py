@@ -1,5 +1,7 @@
 """HTTP routes that say what is served and how it is."""
 
+from datetime import UTC, datetime
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -75,8 +77,10 @@ class InformationRoutes:
         return _json({"version": self._build.version, "workers": workers})
 
     async def models(self, _: Request) -> Response:
-        """List the one model."""
-        return _json({"object": "list", "data": [self._model_card()]})
+        """List the one model, for the clients of both APIs in one."""
+        card = self._model_card()
+        page = {"has_more": False, "first_id": card["id"], "last_id": card["id"]}
+        return _json({"object": "list", "data": [card], **page})
 
     async def model(self, request: Request) -> Response:
         """Return the one model by its name."""
@@ -98,6 +102,10 @@ class InformationRoutes:
             "root": config.model_id,
             "parent": None,
             "max_model_len": None if info is None else info.max_model_len,
+            # What Anthropic's clients look for.
+            "type": "model",
+            "display_name": config.model_id,
+            "created_at": datetime.fromtimestamp(config.created, UTC).isoformat(),
         }
 
 

@@ -62,6 +62,15 @@ async def test_a_message_is_answered(client: anthropic.AsyncAnthropic, site: Sit
     assert message._request_id
 
 
+async def test_models_are_listed(client: anthropic.AsyncAnthropic) -> None:
+    models = [model async for model in client.models.list()]
+    assert [(model.id, model.type, model.display_name) for model in models] == [
+        ("tiny", "model", "tiny")
+    ]
+    assert models[0].created_at.tzinfo is not None
+    assert await client.models.retrieve("tiny") == models[0]
+
+
 async def test_a_stream_becomes_the_same_message(
     client: anthropic.AsyncAnthropic, site: Site
 ) -> None:
