@@ -35,7 +35,8 @@ class IngressConfig:
     keep_alive_s: float = 15.0  # SSE comments after so long without a token; 0: none
     stalled_reader_s: float = 30.0  # a client that takes nothing for so long is ended
     drain_s: float = 30.0  # what running streams get when the ingress stops
-    config_digest: str = ""  # of the cluster's whole configuration, for /version
+    shares_ports: bool = False  # with other ingresses of its machine
+    hand_over_s: float = 0.0  # of drain_s, for clients to find other ingresses; 0: there are none
 
     def __post_init__(self) -> None:
         """Refuse ports and times that cannot be."""
@@ -50,6 +51,8 @@ class IngressConfig:
             raise ValueError(f"Got {self.stalled_reader_s = } but expected more than 0")
         if self.keep_alive_s < 0 or self.drain_s < 0:
             raise ValueError(f"Got {self.keep_alive_s = }, {self.drain_s = } but expected >= 0")
+        if not 0 <= self.hand_over_s <= self.drain_s:
+            raise ValueError(f"Got {self.hand_over_s = } but expected 0..{self.drain_s}")
 
     @property
     def has_reflection(self) -> bool:

@@ -5,7 +5,7 @@ place for metrics, where the tokenizer lies on this node.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,11 +33,11 @@ class IngressSettings:
     model: ModelConfig
     router: RouterConfig
     scaling: ScalingConfig
-    placement: Sequence[str]  # why the workers run where they do, a line each
     rpc: RpcConfig
     telemetry: TelemetryConfig
     token_file: str
     name_ingress: Callable[[str], str]  # the deployment's -> this replica's
+    find_siblings: Callable[[], Set[int]]  # processes that may share our ports, this one too
     make_discovery: Callable[[Sequence[DeploymentHandle[Any]]], Discovery]
     wrap_sink: Callable[[MetricSink], MetricSink]
     find_model: Callable[[str], str]  # model.path -> directory on this node
@@ -63,21 +63,28 @@ class IngressReplica:
             self._channels,
             ingress_id=self._name,
             scaling=settings.scaling,
-            placement=settings.placement,
             metrics=metrics,
             now=time.monotonic,
         )
         await self._router.start()
         model = replace(settings.model, path=settings.find_model(settings.model.path))
+        telemetry = settings.telemetry
+        if settings.ingress.shares_ports:
+            telemetry = telemetry.of_one(self._name)
         self._ingress = import_whole("api.ingress").Ingress(
             settings.ingress,
             model,
             router=self._router,
             sink=sink,
             metrics=metrics,
-            telemetry=settings.telemetry,
+            telemetry=telemetry,
         )
-        await self._ingress.start()
+        await self._ingress.start(settings.find_siblings)
+
+    def reconfigure(self, shown: Mapping[str, Any]) -> None:
+        """Show what we are part of: Serve calls it after the start, and when only that changed."""
+        self._ingress.serving.config_digest = shown["config_digest"]
+        self._router.placement = shown["placement"]
 
     def status(self) -> dict[str, object]:
         """The body of /v1/status and our last line of statistics, for who started the cluster."""

@@ -1,5 +1,6 @@
 """The public gRPC server: our service, health, reflection, channelz."""
 
+import socket
 from pathlib import Path
 
 import grpc
@@ -9,7 +10,9 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from relevo.v1 import inference_pb2, inference_pb2_grpc
 
+from api import shared_port
 from api.api_keys import ApiKeys
+from api.config import IngressConfig
 from api.grpc_gate import GrpcGate
 from api.grpc_health import HealthService
 from api.grpc_service import InferenceService
@@ -19,9 +22,10 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 HEALTH = "grpc.health.v1.Health"
 
+# The life of a connection where it is handed over when it ends: gRPC adds up to a tenth.
+_AGE_OF_HAND_OVER = 1 / 1.2
+
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    # A taken port must be an error, not a second listener that steals every other call.
-    ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 32 * 1024),
@@ -29,8 +33,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
-    # Lets load spread after scaling; the grace outlasts any request's deadline.
-    ("grpc.max_connection_age_ms", 30 * 60_000),
+    # Outlasts any request's deadline.
     ("grpc.max_connection_age_grace_ms", 11 * 60_000),
 )
 
@@ -40,7 +43,9 @@ class GrpcServer:
 
     def __init__(self, serving: Serving, keys: ApiKeys) -> None:
         self._serving = serving
-        self._server = grpc.aio.server(interceptors=(GrpcGate(keys),), options=_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=(GrpcGate(keys),), options=(*_OPTIONS, *_options_of(serving.config))
+        )
 
     async def start(self, *, bind_host: str, port: int) -> int:
         """Listen and return the port; OSError when it is taken."""
@@ -77,6 +82,24 @@ class GrpcServer:
         )
         return int(self._server.add_secure_port(address, credentials))
 
+    def close_listener(self, port: int) -> None:
+        """Take no more connections; those there are go on. The library itself can only do both."""
+        for listener in shared_port.own_listeners(port):
+            with listener:
+                listener.shutdown(socket.SHUT_RDWR)
+
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones a while, then cancel them."""
         await self._server.stop(grace_s)
+
+
+def _options_of(config: IngressConfig) -> tuple[tuple[str, int], ...]:
+    # A connection that has lived so long is told to go away, and every call on it is served; this
+    # lets load spread after scaling. To stop a server cancels what comes at that moment: where
+    # clients can be handed over, all their connections have been told before.
+    age_s = config.hand_over_s * _AGE_OF_HAND_OVER or 30 * 60.0
+    return (
+        # 0: a taken port must be an error, not a second listener that steals every other call.
+        ("grpc.so_reuseport", int(config.shares_ports)),
+        ("grpc.max_connection_age_ms", round(age_s * 1000)),
+    )

@@ -75,7 +75,12 @@ def build_http_app(
     app = ExceptionMiddleware(
         Router(routes, redirect_slashes=False), handlers={HTTPException: _on_http_exception}
     )
-    return HttpGate(app, keys, routes=[route.path for route in routes])
+    return HttpGate(
+        app,
+        keys,
+        routes=[route.path for route in routes],
+        is_leaving=lambda: serving.is_leaving,
+    )
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

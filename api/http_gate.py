@@ -4,7 +4,7 @@ import base64
 import logging
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
 from starlette.responses import Response
@@ -31,10 +31,18 @@ _LOGGER = logging.getLogger(__name__)
 class HttpGate:
     """Wraps the app. Invariant: each response has an x-request-id; only open paths need no key."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, *, routes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        *,
+        routes: Sequence[str],
+        is_leaving: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.routes = tuple(routes)
         self._app = app
         self._keys = keys
+        self._is_leaving = is_leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in or answer it here."""
@@ -53,6 +61,8 @@ class HttpGate:
             if message["type"] == "http.response.start":
                 is_started = True
                 message["headers"] = [*message["headers"], *_labels(scope["path"], label)]
+                if self._is_leaving():
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         with request_scope(label):

@@ -147,7 +147,7 @@ class HttpServer:
         """Listen and return the port; OSError when it is taken."""
         ingress_config = self._ingress_config
         host, port = ingress_config.bind_host, ingress_config.http_port
-        listener = _listen(host, port)
+        listener = _listen(host, port, is_shared=ingress_config.shares_ports)
         config = uvicorn.Config(
             self._app,
             http=_bounded_protocol(ingress_config.stalled_reader_s),
@@ -169,6 +169,18 @@ class HttpServer:
                 raise OSError(f"Got no HTTP server on {host}:{port}")
             await asyncio.sleep(0.01)
         return int(listener.getsockname()[1])
+
+    def close_listener(self) -> None:
+        """Take no more connections; those there are go on."""
+        if self._server is not None:
+            for server in self._server.servers:
+                server.close()
+
+    def close_idle(self) -> None:
+        """Close every connection, a busy one when its response has ended."""
+        if self._server is not None:
+            for connection in list(self._server.server_state.connections):
+                connection.shutdown()
 
     async def stop(self) -> None:
         """Close what is idle, give running responses a moment, close the rest."""
@@ -196,9 +208,11 @@ def _ssl_settings(tls: TlsConfig | None) -> dict[str, Any]:
     }
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, is_shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener = socket.create_server(
+        (host, port), family=family, backlog=BACKLOG, reuse_port=is_shared
+    )
     # Accepted sockets inherit it. asyncio would set it only where the socket names its protocol,
     # which these do not; without it head and body, and token after token, wait for 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

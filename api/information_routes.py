@@ -45,7 +45,7 @@ class InformationRoutes:
                 "version": self._build.version,
                 "commit": self._build.commit or None,
                 "build": self._build.digest,
-                "config": self._serving.config.config_digest or None,
+                "config": self._serving.config_digest or None,
                 "model": model.model_id,
                 "revision": model.revision,
             }

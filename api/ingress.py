@@ -1,14 +1,18 @@
 """The front of the cluster in one object: HTTP and public gRPC over one router.
 
-start: load keys and tokenizer, listen on both ports
-stop:  not ready, no new requests -> streams end within drain_s, or are ended -> ports closed
+start: load keys and tokenizer, listen on both ports; beside others only once it can serve
+stop:  not ready -> where there are others, serves on until its clients have turned to them
+       -> no new requests -> streams end within drain_s, or are ended -> ports closed
 """
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable, Set
 
 from starlette.types import ASGIApp
 
+from api import shared_port
 from api.api_keys import ApiKeys
 from api.config import IngressConfig, ModelConfig
 from api.grpc_server import GrpcServer
@@ -28,6 +32,9 @@ from telemetry.trace_store import TraceStore
 
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_GRACE_S = 2.0
+_JOIN_WITHIN_S = 60.0
+_NOTICED_WITHIN_S = 5.0  # a load balancer asks /ready that often
+_LOOK_S = 0.1
 
 
 class Ingress:
@@ -85,11 +92,16 @@ class Ingress:
         """Number and text of the last line of statistics; 0 while there was nothing to tell."""
         return self._pulse.num_stats, self._pulse.stats
 
-    async def start(self) -> None:
-        """Listen on both ports; OSError when one is taken, and then on neither."""
+    async def start(self, find_siblings: Callable[[], Set[int]] = frozenset) -> None:
+        """Listen on both ports; OSError when one is taken, and then on neither.
+
+        `find_siblings` tells which processes may share them, and makes this one known to these.
+        """
         config = self._config
         provider.set_up_tracing("relevo-ingress", self._telemetry)
         provider.add_listener(self.traces)
+        if config.shares_ports:
+            await self._wait_beside_others(find_siblings)
         self.http_port = await self._http.start()
         try:
             self.grpc_port = await self._grpc.start(
@@ -103,10 +115,47 @@ class Ingress:
         _LOGGER.info("HTTP on %s:%d, gRPC on :%d", config.bind_host, self.http_port, self.grpc_port)
 
     async def stop(self) -> None:
-        """Let running streams end, end the rest, close both ports."""
-        await self.serving.drain(self._config.drain_s)
+        """Hand clients over, let running streams end, end the rest, close both ports."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._config.drain_s
+        if self._config.hand_over_s and self.http_port:
+            await self._hand_over(loop.time() + self._config.hand_over_s)
+        await self.serving.drain(max(0.0, end_s - loop.time()))
         await asyncio.gather(self._http.stop(), self._grpc.stop(_CLOSE_GRACE_S))
         await self._pulse.stop()
         await self.serving.close()
         provider.remove_listener(self.traces)
         await asyncio.to_thread(self._span_export.shut_down)
+
+    async def _wait_beside_others(self, find_siblings: Callable[[], Set[int]]) -> None:
+        config = self._config
+        is_shared = [
+            shared_port.is_shared(config.bind_host, port, find_siblings)
+            for port in (config.http_port, config.grpc_port)
+        ]
+        if any(is_shared):
+            # From the first moment on it gets its part of the connections.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_JOIN_WITHIN_S):
+                    while not self.serving.is_ready():  # noqa: ASYNC110
+                        await asyncio.sleep(_LOOK_S)
+
+    async def _hand_over(self, end_s: float) -> None:
+        """Serve on while clients turn to the other ingresses; until none is left, or `end_s`.
+
+        HTTP's are told with each answer; a connection of gRPC lives no longer than that.
+        """
+        self.serving.is_leaving = True
+        loop = asyncio.get_running_loop()
+        ports = (self.http_port, self.grpc_port)
+        may_end_s = min(end_s, loop.time() + _NOTICED_WITHIN_S)
+        if self._config.shares_ports:
+            await shared_port.turn_away(*ports)
+            self._http.close_listener()
+            self._grpc.close_listener(self.grpc_port)
+            may_end_s = loop.time()
+        while loop.time() < end_s:
+            if loop.time() >= may_end_s and not shared_port.num_connections(*ports):
+                return
+            await asyncio.sleep(_LOOK_S)
+        self._http.close_idle()

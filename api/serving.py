@@ -58,6 +58,8 @@ class Serving:
         self.now = now
         self._request_log = request_log or RequestLog()
         self._captures_content = captures_content
+        self.config_digest = ""  # of the cluster's whole configuration
+        self.is_leaving = False  # clients shall turn to other ingresses, and are served until then
         self.is_draining = False
         self._idle = asyncio.Event()
         self._running: dict[str, _Running] = {}
@@ -70,7 +72,7 @@ class Serving:
 
     def is_ready(self) -> bool:
         """Tell whether a request sent now would be served."""
-        return not self.is_draining and self.upstream.is_ready()
+        return not self.is_leaving and self.upstream.is_ready()
 
     def model_info(self) -> ModelInfo:
         """Return the model as the workers announce it; NoWorkers before the first did."""
@@ -178,7 +180,7 @@ class Serving:
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests; let the running ones end, and end those that take too long."""
-        self.is_draining = True
+        self.is_leaving = self.is_draining = True
         self._wake_when_idle()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)

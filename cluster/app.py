@@ -6,8 +6,7 @@ not read here: what Serve is given is the whole truth.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ from cluster.placement_plan import Node, PoolPlace, plan_placement
 from cluster.ray_metrics import with_ray_sink
 from cluster.releases import digest_of
 from cluster.replica_name import replica_name
+from cluster.replica_version import version_of
+from cluster.siblings import find_siblings
 from decode_workers.kind import DECODE
 from prefill_workers.kind import PREFILL
 from rpc.token import create_token
@@ -44,6 +45,11 @@ SHUTDOWN_SPARE_S = 10.0  # beyond the drain
 
 def build_app(args: Mapping[str, Any]) -> Application:
     """Build the application from a tree of configuration keys; ConfigError for a wrong one."""
+    return build(args)
+
+
+def build(args: Mapping[str, Any], *, salt: str = "") -> Application:
+    """The same; with another `salt` every replica counts as another one."""
     asked = config_from_args(args)
     config = _with_token(rooms.with_absolute_paths(asked))
     rooms.check(config)
@@ -59,51 +65,64 @@ def build_app(args: Mapping[str, Any]) -> Application:
             section,
             plan.pools[kind.pool],
             rooms.worker_config(config, section, num_threads=num_threads),
+            salt,
         )
         for kind, section in sections
     ]
-    settings = _ingress_settings(config, digest_of(asked), plan.reasons)
-    return _ingress(config).bind(ActorName("ingress"), settings, *pools)
+    # What only is shown changes without a new replica: a new ingress is one that serves otherwise.
+    shown = {"config_digest": digest_of(asked), "placement": list(plan.reasons)}
+    return _ingress(config, shown, salt).bind(
+        ActorName("ingress"), _ingress_settings(config), *pools
+    )
 
 
-def _ingress_settings(
-    config: ClusterConfig, config_digest: str, placement: Sequence[str]
-) -> IngressSettings:
+def _ingress_settings(config: ClusterConfig) -> IngressSettings:
     return IngressSettings(
-        ingress=replace(rooms.ingress_config(config), config_digest=config_digest),
+        ingress=rooms.ingress_config(config),
         model=rooms.model_config(config, created=int(time.time())),
         router=config.router,
         scaling=config.scaling,
-        placement=placement,
         rpc=config.rpc,
         telemetry=config.telemetry,
         token_file=config.cluster.token_file,
         name_ingress=replica_name,
+        find_siblings=find_siblings,
         make_discovery=ServeDiscovery,
         wrap_sink=with_ray_sink,
         find_model=front_directory,
     )
 
 
-def _ingress(config: ClusterConfig) -> Deployment:
-    replicas = config.ingress.replicas
+def _ingress(config: ClusterConfig, shown: Mapping[str, Any], salt: str) -> Deployment:
+    made_of = (
+        rooms.ingress_config(config),
+        rooms.model_config(config, created=0),
+        config.router,
+        config.scaling,
+        config.rpc,
+        config.telemetry,
+        config.cluster.token_file,
+    )
     return _deployment(
         "Ingress",
         IngressReplica,
-        **ingress_options(replicas, is_scaling=config.scaling.is_on),
+        version_of(*made_of, salt=salt),
+        **ingress_options(config.ingress.replicas, is_scaling=config.scaling.is_on),
+        user_config=shown,
         # All listen on the same ports.
-        max_replicas_per_node=1 if replicas > 1 else None,
+        max_replicas_per_node=config.ingress.max_per_node,
         graceful_shutdown_timeout_s=rooms.ingress_config(config).drain_s + SHUTDOWN_SPARE_S,
         ray_actor_options={"num_cpus": rooms.INGRESS_CPUS, **_where(config.ingress.node_labels)},
     )
 
 
 def _workers(
-    kind: WorkerKind, pool: PoolSection, place: PoolPlace, worker_config: WorkerConfig
+    kind: WorkerKind, pool: PoolSection, place: PoolPlace, worker_config: WorkerConfig, salt: str
 ) -> Application:
     deployment = _deployment(
         f"{kind.pool.capitalize()}Worker",
         WorkerReplica,
+        version_of(kind.pool, worker_config.to_dict(), salt=salt),
         **pool_options(kind.pool, pool.replicas, pool.autoscaling),
         max_replicas_per_node=place.max_per_node,
         graceful_shutdown_timeout_s=pool.drain_s + SHUTDOWN_SPARE_S,
@@ -120,7 +139,7 @@ def _where(node_labels: Mapping[str, str]) -> dict[str, Any]:
     return {"label_selector": dict(node_labels)} if node_labels else {}
 
 
-def _deployment(name: str, replica: type, **options: Any) -> Deployment:
+def _deployment(name: str, replica: type, version: str, **options: Any) -> Deployment:
     decorate = serve.deployment(
         name=name,
         max_ongoing_requests=MAX_ONGOING_CALLS,
@@ -131,7 +150,8 @@ def _deployment(name: str, replica: type, **options: Any) -> Deployment:
         logging_config=LoggingConfig(enable_access_log=False),
         **options,
     )
-    return decorate(replica)
+    # Serve has no public option for it any more; its own default is another one each time.
+    return decorate(replica).options(version=version, _internal=True)
 
 
 def _with_token(config: ClusterConfig) -> ClusterConfig:

@@ -18,14 +18,20 @@ def deploy(
     config: ConfigFile = None,
     assignments: Assignments = None,
     history: History = RELEASES,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart", help="Replace all, for what changed in files that it only names."
+        ),
+    ] = False,
 ) -> None:
     """Deploy onto the Ray cluster of cluster.ray_address, in place, and leave it running.
 
-    Serve replaces the replicas, a few at a time; streams move to those that stay.
-    The exact configuration is kept: `relevo rollback` goes back to the one before.
+    Serve replaces the replicas that would be made otherwise now, a few at a time; streams move to
+    those that stay. The exact configuration is kept: `relevo rollback` goes back to the one before.
     """
     module = importlib.import_module("cluster.deploy_command")
-    raise typer.Exit(module.deploy(config, assignments or [], history=history))
+    raise typer.Exit(module.deploy(config, assignments or [], history=history, restarts=restart))
 
 
 def rollback(

@@ -128,7 +128,8 @@ class IngressSection(_Section):
 
     http_port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int = Field(default=9000, ge=1, le=65535)
-    replicas: int = Field(default=1, ge=1)  # more than 1 means one per node
+    replicas: int = Field(default=1, ge=1)
+    max_per_node: int = Field(default=1, ge=1)  # more than 1: they share the ports of their node
     node_labels: NodeLabels = {}  # Ray's labels a node must carry to get one
     tls: TlsConfig | None = None  # of both ports; null = plain text
     api_keys_file: str = ""  # a key a line: SECURITY.md; empty = everybody may call

@@ -7,6 +7,7 @@ ready, or named as failed -> a line of history. The application stays when this 
 import importlib
 import os
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,15 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 
 
-def deploy(file: Path | None, assignments: Sequence[str], *, history: Path) -> int:
+def deploy(
+    file: Path | None, assignments: Sequence[str], *, history: Path, restarts: bool = False
+) -> int:
     """Deploy a configuration; the exit status is 0 once it serves."""
     terminal = Terminal()
     try:
         config = load_config(file, assignments=assignments)
-        return _Deployment(config, Releases(history), terminal, is_rollback=False).run()
+        deployment = _Deployment(config, Releases(history), terminal, is_rollback=False)
+        return deployment.run(restarts=restarts)
     except (ConfigError, StartError) as error:
         terminal.fail(f"relevo deploy: {error}")
         return EXIT_REFUSED
@@ -92,7 +96,7 @@ class _Deployment:
                 f"{this_build().digest}: the configuration goes back, the code does not",
             )
 
-    def run(self) -> int:
+    def run(self, *, restarts: bool = False) -> int:
         """Deploy, wait, note the outcome; the exit status."""
         say = self._progress.say
         with tempfile.TemporaryDirectory(prefix="relevo-") as folder:
@@ -103,7 +107,7 @@ class _Deployment:
             reason = ""
             with redirected(directory / "deploy.log"):
                 try:
-                    _replace(config, directory, say)
+                    _replace(config, directory, say, salt=uuid.uuid4().hex if restarts else "")
                 except StartError as error:
                     reason = str(error)
             self._note(config, digest, is_ready=not reason)
@@ -129,11 +133,11 @@ class _Deployment:
         )
 
 
-def _replace(config: ClusterConfig, directory: Path, say: Any) -> None:
+def _replace(config: ClusterConfig, directory: Path, say: Any, *, salt: str) -> None:
     # Only now: Ray reads the environment when it is imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     module = importlib.import_module("cluster.session")
-    session = module.Session(config, run_directory=directory, say=say, replaces=True)
+    session = module.Session(config, run_directory=directory, say=say, replaces=True, salt=salt)
     try:
         session.connect()
         session.check_placement()

@@ -1,5 +1,6 @@
 """Whether every replica finds a node: says what is missing before somebody waits for it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ class Demand:
     name: str  # such as decode-0
     num_cpus: float = 0.0
     num_gpus: float = 0.0
-    is_alone: bool = False  # no other replica of the same deployment on its node
+    max_per_node: int | None = None  # of the same deployment
     node_labels: Mapping[str, str] = field(default_factory=dict)  # all of them on its node
 
     @property
@@ -29,15 +30,19 @@ class _Room:
     num_cpus: float
     num_gpus: float
     labels: Mapping[str, str]
-    deployments: set[str]
+    deployments: Counter[str]  # how many replicas of each it has
 
     def fits(self, demand: Demand) -> bool:
         return (
             demand.num_cpus <= self.num_cpus + _EPSILON
             and demand.num_gpus <= self.num_gpus + _EPSILON
-            and not (demand.is_alone and demand.deployment in self.deployments)
+            and not self.is_full_of(demand)
             and self.has_labels(demand)
         )
+
+    def is_full_of(self, demand: Demand) -> bool:
+        most = demand.max_per_node
+        return most is not None and self.deployments[demand.deployment] >= most
 
     def has_labels(self, demand: Demand) -> bool:
         return demand.node_labels.items() <= self.labels.items()
@@ -45,7 +50,7 @@ class _Room:
     def take(self, demand: Demand) -> None:
         self.num_cpus -= demand.num_cpus
         self.num_gpus -= demand.num_gpus
-        self.deployments.add(demand.deployment)
+        self.deployments[demand.deployment] += 1
 
 
 def unplaceable(
@@ -62,7 +67,7 @@ def unplaceable(
     up to rare cases of bad packing.
     """
     rooms = [
-        _Room(node.get("CPU", 0.0), node.get("GPU", 0.0), of_node, set())
+        _Room(node.get("CPU", 0.0), node.get("GPU", 0.0), of_node, Counter())
         for node, of_node in zip(nodes, labels or [{}] * len(nodes), strict=True)
     ]
     lines = []
@@ -80,8 +85,11 @@ def _missing(demand: Demand, rooms: Sequence[_Room]) -> str:
     if demand.node_labels and not rooms:
         labels = ", ".join(f"{key}={value}" for key, value in demand.node_labels.items())
         return f"{demand.name} needs a node with the labels {labels}, and there is none"
-    if demand.is_alone and any(demand.deployment in room.deployments for room in rooms):
-        return f"{demand.name} needs a node of its own, and all {len(rooms)} have one already"
+    if rooms and all(room.is_full_of(demand) for room in rooms):
+        return (
+            f"{demand.name} needs another node: all {len(rooms)} have as many"
+            f" as {demand.deployment}.max_per_node allows, {demand.max_per_node}"
+        )
     for kind, wanted, key in (
         ("GPU", demand.num_gpus, "num_gpus"),
         ("CPU", demand.num_cpus, "num_cpus"),

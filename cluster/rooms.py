@@ -44,6 +44,7 @@ def worker_config(config: ClusterConfig, pool: PoolSection, *, num_threads: int)
 
 def ingress_config(config: ClusterConfig) -> IngressConfig:
     """One ingress."""
+    drain_s = max(config.prefill.drain_s, config.decode.drain_s)
     return IngressConfig(
         bind_host=config.cluster.bind_host,
         http_port=config.ingress.http_port,
@@ -55,7 +56,9 @@ def ingress_config(config: ClusterConfig) -> IngressConfig:
         channelz=config.ingress.channelz,
         strict=config.ingress.strict,
         request_timeout_s=config.router.request_timeout_s,
-        drain_s=max(config.prefill.drain_s, config.decode.drain_s),
+        drain_s=drain_s,
+        shares_ports=config.ingress.max_per_node > 1,
+        hand_over_s=drain_s / 2 if config.ingress.replicas > 1 else 0.0,
     )
 
 
@@ -102,7 +105,7 @@ def demands(config: ClusterConfig) -> list[Demand]:
         Demand(
             name=f"ingress-{rank}",
             num_cpus=INGRESS_CPUS,
-            is_alone=True,
+            max_per_node=config.ingress.max_per_node,
             node_labels=config.ingress.node_labels,
         )
         for rank in range(config.ingress.replicas)

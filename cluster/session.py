@@ -18,7 +18,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 from ray.util import list_named_actors
 
 from cluster import rooms
-from cluster.app import build_app, ray_nodes
+from cluster.app import build, ray_nodes
 from cluster.config import ClusterConfig
 from cluster.placement import unplaceable
 from cluster.placement_plan import plan_placement
@@ -49,12 +49,14 @@ class Session:
         run_directory: Path,
         say: Callable[[str, str], None],
         replaces: bool = False,  # what of ours runs there already
+        salt: str = "",  # another one than before replaces all of it, changed or not
     ) -> None:
         self.config = config
         self.dashboard = ""
         self._run_directory = run_directory
         self._say = say
         self._replaces = replaces
+        self._salt = salt
         self._watch = WorkerWatch(say)
         self._logs = WorkerLogs(run_directory / RAY_DIRECTORY / "session_latest" / "logs", say)
         self._had_serve = False
@@ -134,7 +136,7 @@ class Session:
 
     def deploy(self) -> None:
         """Hand the application to Serve, without waiting for it."""
-        application = build_app(self.config.model_dump(mode="json"))
+        application = build(self.config.model_dump(mode="json"), salt=self._salt)
         serve.start(proxy_location="Disabled")
         self._has_deployed = True
         serve.run_many(
@@ -143,7 +145,9 @@ class Session:
             wait_for_applications_running=False,
         )
         prefill, decode = self.config.prefill.replicas, self.config.decode.replicas
-        self._say("serve", f"deploying an ingress, {prefill} prefill and {decode} decode worker(s)")
+        ingresses = self.config.ingress.replicas
+        front = "an ingress" if ingresses == 1 else f"{ingresses} ingresses"
+        self._say("serve", f"deploying {front}, {prefill} prefill and {decode} decode worker(s)")
 
     def wait_until_ready(self) -> None:
         """Show how the replicas come up until all of them serve; StartError when they cannot."""

@@ -60,7 +60,6 @@ class Router:
         *,
         ingress_id: str,
         scaling: ScalingConfig | None = None,
-        placement: Sequence[str] = (),  # lines for the status
         metrics: Metrics | None = None,
         now: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -78,7 +77,7 @@ class Router:
             is_ready=self.is_ready,
             now=now,
         )
-        self._placement = list(placement)
+        self.placement: Sequence[str] = ()  # why the workers run where they do, for the status
         self._metrics = RequestMetrics(metrics)
         quota = RetryQuota(now)
         self._services = RunServices(
@@ -166,8 +165,8 @@ class Router:
             past = self._dispatcher.routes
             routes = [each for each in past if tenant is None or each.tenant == tenant]
             body["routes"] = describe_routes(routes[-num_routes:], now_s=self.now())
-        if self._placement:
-            body["placement"] = self._placement
+        if self.placement:
+            body["placement"] = list(self.placement)
         if scaling := self._autoscaler.status():
             body["scaling"] = scaling
         return body

@@ -1,6 +1,7 @@
 """Where traces go, how many are kept, and what of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +23,11 @@ class TelemetryConfig:
             raise ValueError(f"Got {self.slow_first_token_s = } but expected 0 or more seconds")
         if not 0 <= self.keep_traces <= 10_000:
             raise ValueError(f"Got {self.keep_traces = } but expected a number from 0 to 10000")
+
+    def of_one(self, name: str) -> "TelemetryConfig":
+        """Of one of several processes on a machine: the rotation of a log knows one writer only."""
+        if not self.request_log_file:
+            return self
+        file = Path(self.request_log_file)
+        own = file.with_name(f"{file.stem}.{name}{file.suffix}")
+        return replace(self, request_log_file=str(own))

@@ -51,7 +51,7 @@ class Dashboard:
 
     async def pictures(self) -> AsyncIterator[bytes]:
         """Yield one now and after each tick, as an event."""
-        while not self._serving.is_draining:
+        while not self._serving.is_leaving:
             yield self._picture()
             async with self._pulse.ticked:
                 await self._pulse.ticked.wait()

@@ -76,6 +76,34 @@ async def test_a_drain_refuses_at_once_and_ends_when_the_streams_do(
             await site.http.get("/health")
 
 
+async def test_beside_others_it_serves_on_first_and_sends_its_clients_away(
+    model_path, tokenizer: Tokenizer
+) -> None:  # type: ignore[no-untyped-def]
+    async with open_site(model_path, tokenizer, drain_s=20.0, hand_over_s=0.6) as site:
+        before = await site.http.post("/v1/completions", json=COMPLETION)
+        assert "connection" not in before.headers
+        site.router.step_s = 0.1  # a stream that outlives the hand-over
+        http, calls = await begin(site)
+        site.router.step_s = 0.0
+        stopping = asyncio.create_task(site.ingress.stop())
+        await asyncio.sleep(0.1)
+        assert (await site.http.get("/ready")).status_code == 503
+        answered = await site.http.post("/v1/completions", json=COMPLETION)
+        assert answered.status_code == 200
+        assert answered.headers["connection"] == "close"
+        call = site.stub.Generate(inference_pb2.GenerateRequest(generation=GENERATION))
+        assert await call.code() is grpc.StatusCode.OK
+        async with asyncio.timeout(5):
+            while not site.ingress.serving.is_draining:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        refused = await site.http.post("/v1/completions", json=COMPLETION)
+        assert refused.status_code == 503
+        for events in await asyncio.gather(*http):
+            assert events[-1] == "[DONE]"
+        assert await asyncio.gather(*calls) == [(ANSWER, grpc.StatusCode.OK)] * 2
+        await asyncio.wait_for(stopping, 5)
+
+
 async def test_what_outlives_the_drain_ends_in_an_error_that_says_so(
     model_path, tokenizer: Tokenizer
 ) -> None:  # type: ignore[no-untyped-def]

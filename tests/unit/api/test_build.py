@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from api.build import Build, digest_of, packages, this_build
-from api.config import IngressConfig, ModelConfig
+from api.config import ModelConfig
 from api.information_routes import InformationRoutes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,7 +73,7 @@ def test_a_build_reads_as_one_line() -> None:
 
 async def test_version_names_code_configuration_and_model() -> None:
     serving: Any = SimpleNamespace(
-        config=IngressConfig(config_digest="c0ffee"),
+        config_digest="c0ffee",
         model_config=ModelConfig(model_id="tiny", path="p", revision="r1"),
     )
     sink: Any = None

@@ -11,6 +11,7 @@ from api.operations.request_log import HASH_BLOCK_TOKENS, RequestLog
 from router.report import RequestReport
 from router.request import RoutedRequest
 from sim.trace import read_trace
+from telemetry.config import TelemetryConfig
 from tests.fakes import FakeClock
 
 
@@ -89,3 +90,11 @@ def test_the_simulator_replays_it(tmp_path: Path) -> None:
     assert {each.num_output_tokens for each in trace.requests} == {7}
     first, *_, last = (each.block_ids for each in trace.requests)
     assert (first[0] == last[0], first[1] == last[1]) == (True, False)
+
+
+def test_ingresses_of_one_machine_write_a_file_each() -> None:
+    config = TelemetryConfig(request_log_file="/var/log/requests.jsonl", keep_traces=7)
+    assert config.of_one("ingress-1") == TelemetryConfig(
+        request_log_file="/var/log/requests.ingress-1.jsonl", keep_traces=7
+    )
+    assert TelemetryConfig().of_one("ingress-1") == TelemetryConfig()

@@ -62,6 +62,7 @@ FIELDS = {
         "http_port": 8000,
         "grpc_port": 9000,
         "replicas": 1,
+        "max_per_node": 1,
         "node_labels": {},
         "tls": None,
         "tls.certificate_file": None,

@@ -31,9 +31,17 @@ def test_no_node_at_all() -> None:
 
 
 def test_ingresses_take_a_node_each() -> None:
-    demands = [Demand(name=f"ingress-{rank}", num_cpus=0.2, is_alone=True) for rank in range(3)]
+    demands = [Demand(name=f"ingress-{rank}", num_cpus=0.2, max_per_node=1) for rank in range(3)]
     assert unplaceable(demands, [NODE, NODE]) == [
-        "ingress-2 needs a node of its own, and all 2 have one already"
+        "ingress-2 needs another node: all 2 have as many as ingress.max_per_node allows, 1"
+    ]
+
+
+def test_ingresses_that_share_a_node_are_no_more_than_they_may() -> None:
+    demands = [Demand(name=f"ingress-{rank}", num_cpus=0.2, max_per_node=2) for rank in range(5)]
+    lines = unplaceable(demands, [NODE, NODE])
+    assert lines == [
+        "ingress-4 needs another node: all 2 have as many as ingress.max_per_node allows, 2"
     ]
 
 

@@ -19,6 +19,8 @@ DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 TEXT = DOCKERFILE.read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
+NOT_INSTALLED = {"__pycache__", "built"}  # made where it runs
+
 
 def instructions() -> list[tuple[str, str]]:
     """(instruction, its arguments on one line) without comments."""
@@ -123,6 +125,26 @@ def test_all_our_packages_go_in_and_exist() -> None:
     assert rooms <= set(copied())
     for source in copied():
         assert (ROOT / source).exists(), source
+
+
+def test_every_module_and_file_of_our_packages_is_installed() -> None:
+    settings = PROJECT["tool"]["setuptools"]
+    packages = set(settings["packages"])
+    rooms = {name.partition(".")[0] for name in packages}
+    folders = {
+        init.parent: ".".join(init.parent.relative_to(ROOT).parts).removeprefix("protos.")
+        for room in rooms
+        for init in (ROOT / ("protos" if room == "relevo" else room)).rglob("__init__.py")
+    }
+    assert set(folders.values()) == packages
+    for folder, package in folders.items():
+        globs = settings["package-data"].get(package, ())
+        for file in folder.iterdir():
+            if file.is_file() and file.suffix != ".py":
+                assert any(file.match(glob) for glob in globs), file
+        for child in folder.iterdir():
+            if child.is_dir() and child not in folders and child.name not in NOT_INSTALLED:
+                assert f"{child.name}/*" in globs, child
 
 
 def test_the_builder_sees_what_is_copied_and_nothing_else() -> None:
