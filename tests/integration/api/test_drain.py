@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from relevo.v1 import inference_pb2
 
+from api import shared_port
 from api.tokenizer import Tokenizer
 from tests.integration.api.conftest import ANSWER, Site, open_site, saying
 
@@ -102,6 +103,47 @@ async def test_beside_others_it_serves_on_first_and_sends_its_clients_away(
             assert events[-1] == "[DONE]"
         assert await asyncio.gather(*calls) == [(ANSWER, grpc.StatusCode.OK)] * 2
         await asyncio.wait_for(stopping, 5)
+
+
+async def test_who_leaves_shared_ports_closes_them_and_serves_who_is_there(
+    model_path, tokenizer: Tokenizer
+) -> None:  # type: ignore[no-untyped-def]
+    settings = {"drain_s": 20.0, "hand_over_s": 2.0, "shares_ports": True}
+    async with open_site(model_path, tokenizer, **settings) as site:
+        ports = (site.ingress.http_port, site.ingress.grpc_port)
+        request = inference_pb2.GenerateRequest(generation=GENERATION)
+        await site.http.post("/v1/completions", json=COMPLETION)
+        await site.stub.Generate(request)
+        stopping = asyncio.create_task(site.ingress.stop())
+        async with asyncio.timeout(2):
+            while is_open(ports):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        answered = await site.http.post("/v1/completions", json=COMPLETION)
+        assert answered.headers["connection"] == "close"
+        call = site.stub.Generate(request)
+        assert await call.code() is grpc.StatusCode.OK
+        # gRPC's connection ends by itself, and with the last one the hand-over.
+        await asyncio.wait_for(stopping, 10)
+        assert not site.ingress.serving.num_running
+
+
+def is_open(ports: tuple[int, int]) -> bool:
+    listeners = list(shared_port.own_listeners(*ports))
+    for listener in listeners:
+        listener.close()
+    return bool(listeners)
+
+
+async def test_a_connection_of_grpc_lives_no_longer_than_a_hand_over(
+    model_path, tokenizer: Tokenizer
+) -> None:  # type: ignore[no-untyped-def]
+    async with open_site(model_path, tokenizer, drain_s=1.0, hand_over_s=0.5) as site:
+        request = inference_pb2.GenerateRequest(generation=GENERATION)
+        await site.stub.Generate(request)
+        async with asyncio.timeout(5):
+            while shared_port.num_connections(site.ingress.grpc_port):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await site.stub.Generate(request)  # over a new one
 
 
 async def test_what_outlives_the_drain_ends_in_an_error_that_says_so(
