@@ -99,10 +99,12 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.deployed: list[ClusterConfig] = []
+        self.salts: list[str] = []
         self.failure = ""
 
-    def replace(self, config: ClusterConfig, *_: object) -> None:
+    def replace(self, config: ClusterConfig, *_: object, salt: str) -> None:
         self.deployed.append(config)
+        self.salts.append(salt)
         if self.failure:
             raise StartError(self.failure)
 
@@ -146,6 +148,16 @@ def test_a_rollback_deploys_exactly_what_served_before(
     history = Releases(tmp_path).history(ADDRESS)
     assert [each.is_rollback for each in history] == [False, False, False, True, True]
     assert [each.is_ready for each in history] == [True, True, False, True, True]
+
+
+def test_all_is_replaced_only_where_that_is_asked_for(tmp_path: Path, cluster: FakeCluster) -> None:
+    assert deploy(tmp_path) == 0
+    arguments = ("deploy", "--restart", "--set", f"cluster.ray_address={ADDRESS}")
+    assert [run(tmp_path, *arguments) for _ in range(2)] == [0, 0]
+    plain, again, once_more = cluster.salts
+    assert plain == ""
+    assert again
+    assert once_more not in {"", again}
 
 
 def test_the_history_is_listed(
