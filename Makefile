@@ -116,8 +116,9 @@ soak: setup ## the long forms of the seeded tests, every row of the threats (MIN
 		$(BIN)/pytest -m soak --timeout=0 $(ARGS)
 	$(BIN)/pytest -m 'not soak' $(ROWS) $(ARGS) $(NONE_MATCHED)
 
-gpu: $(STAMP) ## what needs a CUDA device
+gpu: setup ## what needs a CUDA device, then decode and prefill against its limits
 	$(BIN)/pytest -m gpu $(ARGS)
+	$(BIN)/python -m bench.gpu
 
 gpu2: $(STAMP) ## what needs two CUDA devices: links between them
 	$(BIN)/python -m bench.two_gpus

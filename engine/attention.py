@@ -46,6 +46,7 @@ def paged_attention(  # noqa: PLR0913 - the signature is transformers'
     """Attention of one layer over this step's row; [1, num_tokens, num_heads, value_dim]."""
     if isinstance(attention_metadata, AttentionProbe):
         arguments |= {"sliding_window": sliding_window, "attention_mask": attention_mask}
+        arguments |= {"softcap": softcap, "s_aux": s_aux}
         attention_metadata.note(module, key, value, arguments)
         shape = (1, query.shape[2], query.shape[1], value.shape[3])
         return query.new_zeros(shape), None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-ATTENTIONS = frozenset({"auto", "native", "torch"})
+ATTENTIONS = frozenset({"auto", "native", "paged", "torch"})
 DTYPES = frozenset({"auto", "float64", "float32", "bfloat16", "float16"})
 
 
@@ -21,7 +21,10 @@ class EngineConfig:
     max_num_batched_tokens: int = 512  # tokens in one step
     num_threads: int | None = None  # None = leave torch's own choice
     device: str = "auto"  # auto = cuda where there is one, else cpu
-    attention: str = "auto"  # auto = native on a CPU where it was built, else torch
+    # auto = native on a CPU where it was built, paged on a GPU where a kernel is right; else torch
+    attention: str = "auto"
+    cuda_graphs: bool = True  # decode steps are captured once and replayed, where that can be
+    run_ahead: bool = True  # a step is launched while the one before it runs, where that can be
 
     def __post_init__(self) -> None:
         """Refuse values no engine can run with."""

@@ -3,31 +3,25 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-
-import torch
 
 from engine.admission import validate_choices, validate_request
 from engine.block_hash import BlockHash, hash_root
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.kv_cache import LAYOUT_VERSION, KVCache
+from engine.launcher import StepLauncher
 from engine.live_requests import LiveRequests
-from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput, StepStats
+from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput
 from engine.memory_report import MemoryReport
 from engine.model_runner import ModelRunner
-from engine.output import add_logprobs, make_output, note_sampled, note_scheduled
 from engine.rates import Rates
 from engine.request import Request, RequestOutput, RequestStatus, Reservation
-from engine.sampling.rows import RowMaker
-from engine.schedule import Schedule
 from engine.scheduler import Scheduler
-from engine.step import RowResult, run_schedule
+from engine.step_runner import StepRunner
 from engine.warm_up import run_warm_up
 
 logger = logging.getLogger(__name__)
 
-_STEP_LIMIT_S = 1.0  # a step is planned to stay under this
 _WARM_UP_TOKENS = 256
 
 
@@ -51,7 +45,12 @@ class Engine:
         self.spec = self._runner.spec
         num_blocks = self._runner.choose_num_blocks(config)
         is_kv_shared = is_kv_shared and self.spec.device == "cpu"
-        self.kv_cache = KVCache(self.spec, num_blocks, is_shared=is_kv_shared)
+        self.kv_cache = KVCache(
+            self.spec,
+            num_blocks,
+            is_shared=is_kv_shared,
+            has_scratch_block=self._runner.paged is not None,
+        )
         self.max_model_len = min(self._runner.max_model_len, num_blocks * config.block_size)
         self.vocab_size = self._runner.vocab_size
         self.eos_token_ids = self._runner.eos_token_ids
@@ -63,9 +62,6 @@ class Engine:
             layout_version=LAYOUT_VERSION,
             rope_variant=self._runner.rope_variant,
         )
-        self.rates = Rates()
-        self.predicted_step_s = 0.0  # of the step that runs; other threads may read it
-        self._num_computed_tokens = 0  # of prompts
         self._pool = BlockPool(num_blocks)
         self._scheduler = Scheduler(
             self._pool,
@@ -73,14 +69,27 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             hash_root=self.hash_root,
         )
-        self._row_maker = RowMaker(self._runner)
         self._requests = LiveRequests(
             self._scheduler,
             self.kv_cache,
             eos_token_ids=self.eos_token_ids,
             max_model_len=self.max_model_len,
         )
+        self._launcher = StepLauncher(self._runner, self.kv_cache, max_model_len=self.max_model_len)
+        self._steps = StepRunner(
+            config, self._launcher, self._scheduler, self._pool, self._requests, now=now
+        )
         self.memory = self._report_memory()
+
+    @property
+    def rates(self) -> Rates:
+        """How fast this engine is."""
+        return self._steps.rates
+
+    @property
+    def predicted_step_s(self) -> float:
+        """Of the step that runs; other threads may read it."""
+        return self._steps.predicted_step_s
 
     # Requests in
 
@@ -91,7 +100,8 @@ class Engine:
             _WARM_UP_TOKENS, self.config.max_num_batched_tokens, self.max_model_len // 2
         )
         run_warm_up(self, num_requests=1, num_tokens=num_tokens)
-        self.rates = Rates()  # the first run paid for memory and lazy set-up
+        self._launcher.capture()
+        self._steps.rates = Rates()  # the first run paid for memory and lazy set-up
         run_warm_up(self, num_requests=1, num_tokens=num_tokens)
         run_warm_up(self, num_requests=self.config.max_num_seqs, num_tokens=1)
         self._pool.clear()
@@ -110,6 +120,7 @@ class Engine:
     def reserve(self, request: Request) -> Reservation | None:
         """Take blocks for KV that a peer will send; None when there is no room now."""
         self._validate(request)
+        self._steps.land()
         new_block_ids = self._scheduler.reserve(request)
         if new_block_ids is None:
             return None
@@ -127,6 +138,7 @@ class Engine:
 
         Returns the outputs of those that their token ends.
         """
+        self._steps.land()
         request = next(iter(self._requests.get(request_id)), None)
         if request is None or request.status is not RequestStatus.WAITING_FOR_KV:
             raise ValueError(f"Got {request_id = } but expected a reserved request")
@@ -156,11 +168,13 @@ class Engine:
 
         Blocks that a link may still read or write go to quarantine, until `end_quarantine`.
         """
+        self._steps.land()
         self._pool.quarantine(in_flight)
         return self._requests.abort(request_id)
 
     def abort_choice(self, request_id: str, choice_index: int) -> list[RequestOutput]:
         """End one choice, also one whose prompt is still being computed; the others go on."""
+        self._steps.land()
         return self._requests.abort_choice(request_id, choice_index)
 
     def end_quarantine(self, block_ids: Sequence[int]) -> None:
@@ -172,50 +186,19 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step might do something."""
         queues = self._scheduler.queues
-        return bool(queues.running or queues.waiting or queues.activated)
+        is_queued = bool(queues.running or queues.waiting or queues.activated)
+        return is_queued or self._steps.has_launched
 
-    @torch.inference_mode()
     def step(self, on_start: Callable[[Request], None] = lambda _: None) -> StepOutput:
-        """Schedule, run and apply one step; a failing forward fails its own requests only.
+        """Run and apply one step; a failing forward fails its own requests only.
 
         `on_start` hears, before the forward, of each request that has never run before.
         """
-        started_at_s = self._now()
-        schedule = self._schedule()
-        if not schedule.scheduled:
-            return StepOutput(stats=StepStats(num_preemptions=schedule.num_preemptions))
-        for entry in schedule.scheduled:
-            if note_scheduled(entry.request, started_at_s):
-                on_start(entry.request)
-        has_failed = False
-        try:
-            results = run_schedule(schedule, self._runner, self.kv_cache, self._row_maker)
-        except Exception as error:
-            logger.exception("a step with %d requests failed", len(schedule.scheduled))
-            has_failed = True
-            text = f"{type(error).__name__}: {error}"
-            results = [RowResult(entry=entry, error=text) for entry in schedule.scheduled]
-        ended_at_s = self._now()
-        outputs = [output for result in results for output in self._apply_alone(result, ended_at_s)]
-        stats = StepStats(
-            num_decodes=schedule.num_decodes,
-            num_chunks=len(schedule.scheduled) - schedule.num_decodes,
-            num_tokens=schedule.num_tokens,
-            num_preemptions=schedule.num_preemptions,
-            predicted_s=self.predicted_step_s,
-            duration_s=ended_at_s - started_at_s,
-            has_failed=has_failed,
-        )
-        if not has_failed:
-            num_chunk_tokens = stats.num_tokens - stats.num_decodes
-            self._num_computed_tokens += num_chunk_tokens
-            self.rates.observe(
-                num_decodes=stats.num_decodes,
-                num_chunk_tokens=num_chunk_tokens,
-                duration_s=stats.duration_s,
-                num_kv_tokens=schedule.num_decode_kv_tokens,
-            )
-        return StepOutput(outputs=outputs, stats=stats)
+        return self._steps.step(on_start)
+
+    def take_landed(self) -> list[StepOutput]:
+        """Steps that a verb had to end before it could begin; they come before what it says."""
+        return self._steps.take_landed()
 
     # Numbers
 
@@ -248,7 +231,7 @@ class Engine:
             request_s=request_s,
             kv_token_s=kv_token_s,
             num_preemptions=self._scheduler.num_preemptions,
-            num_computed_tokens=self._num_computed_tokens,
+            num_computed_tokens=self._steps.num_computed_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -257,7 +240,11 @@ class Engine:
         self._scheduler.check_integrity(self._requests)
 
     def _report_memory(self) -> MemoryReport:
-        return self._runner.report_memory(self.kv_cache, max_model_len=self.max_model_len)
+        return self._runner.report_memory(
+            self.kv_cache,
+            max_model_len=self.max_model_len,
+            graph_bytes=self._launcher.graph_bytes,
+        )
 
     def _validate(self, request: Request) -> None:
         if request.request_id in self._requests:
@@ -269,42 +256,3 @@ class Engine:
             num_kv_blocks=self.kv_cache.num_blocks,
             block_size=self.config.block_size,
         )
-
-    def _schedule(self) -> Schedule:
-        num_running = len(self._scheduler.queues.running)
-        schedule = self._scheduler.schedule(
-            self.config.max_num_batched_tokens,
-            max_chunk_tokens=self.rates.max_chunk_tokens(
-                num_decodes=num_running, limit_s=_STEP_LIMIT_S
-            ),
-        )
-        self.predicted_step_s = self.rates.predict_s(
-            num_decodes=schedule.num_decodes,
-            num_chunk_tokens=schedule.num_tokens - schedule.num_decodes,
-        )
-        return schedule
-
-    def _apply_alone(self, result: RowResult, ended_at_s: float) -> list[RequestOutput]:
-        """The boundary around what a step means for one request: what fails here fails it alone."""
-        request = result.entry.request
-        try:
-            return add_logprobs(self._apply(result, ended_at_s), result)
-        except Exception as error:
-            logger.exception("applying a step to request %s failed", request.request_id)
-            return self._requests.fail(request, f"{type(error).__name__}: {error}")
-
-    def _apply(self, result: RowResult, ended_at_s: float) -> list[RequestOutput]:
-        request = result.entry.request
-        if result.error is not None:
-            failed = self._requests.fail(request, result.error)
-            return [replace(output, is_refused=result.is_refused) for output in failed]
-        self._scheduler.update(result.entry)
-        if result.prompt_logprobs is not None:
-            # Before it forks: its choices must not tell them again.
-            request.prompt_logprobs_start = result.prompt_logprobs.end_position
-        if not result.token_ids:
-            return [make_output(request)]
-        is_first = not request.has_first_output
-        note_sampled(request, ended_at_s)
-        tokens = dict(zip(request.choices, result.token_ids, strict=True))
-        return self._requests.go_on(request, tokens, with_timings=is_first)

@@ -152,6 +152,10 @@ class EngineThread:
         for verb, future in verbs:
             self._run_verb(verb, future, mail)
         self._try_reservations(mail)
+        for landed in self._engine.take_landed():
+            # Before what the verbs say of the same requests.
+            self._report(landed)
+            self._deliver(landed)
         if mail:
             # Now, not after the step: a granted peer can send its KV while the step runs.
             self._post(mail)
@@ -160,10 +164,13 @@ class EngineThread:
         step = self._engine.step(self._start) if self._engine.has_work() else StepOutput()
         if step.stats.num_tokens or verbs or mail:
             self._report(StepOutput(outputs=mail.outputs + step.outputs, stats=step.stats))
+        self._deliver(step)
+        return bool(step.stats.num_tokens or step.stats.num_preemptions)
+
+    def _deliver(self, step: StepOutput) -> None:
         if step.outputs:
             self._post(Mail(outputs=step.outputs))
         self._count_failure(step)
-        return bool(step.stats.num_tokens or step.stats.num_preemptions)
 
     def _start(self, request: Request) -> None:
         if self._on_start is None:

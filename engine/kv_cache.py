@@ -46,14 +46,24 @@ class KVCacheSpec:
 class KVCache:
     """Owns the KV memory of one rank. Invariant: the padding block is all zeros, always."""
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, *, is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        *,
+        is_shared: bool = False,
+        has_scratch_block: bool = False,
+    ) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
         # One block more than the pool knows: rows of a batch that are shorter than the longest
         # read it. It is outside `tensor`, so nobody can write it.
         self.padding_block_id = num_blocks
+        # And one that rows of nobody write and read, where batches are filled up with such.
+        self.scratch_block_id = num_blocks + 1 if has_scratch_block else None
+        self._num_extra_blocks = 2 if has_scratch_block else 1
         shape = (
-            num_blocks + 1,
+            num_blocks + self._num_extra_blocks,
             spec.num_layers,
             2,
             spec.block_size,
@@ -74,12 +84,25 @@ class KVCache:
         self.token_rows = storage.view(-1, spec.num_kv_heads * spec.head_dim)
         # One row per block, layer and K or V: [.., block_size * num_kv_heads * head_dim]
         self.slab_rows = storage.view(-1, spec.block_size * spec.num_kv_heads * spec.head_dim)
+        self._storage = storage
         self._scratch = storage.new_empty(0)
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory beside the pool: the padding block and what gathers have needed so far."""
-        return self.spec.bytes_per_block + self._scratch.nbytes
+        """Memory beside the pool: blocks outside it and what gathers have needed so far."""
+        return self._num_extra_blocks * self.spec.bytes_per_block + self._scratch.nbytes
+
+    def layer_blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, each [blocks, block_size, num_kv_heads, head_dim]."""
+        return self._storage[:, layer, 0], self._storage[:, layer, 1]
+
+    def layer_rows(self, layer: int) -> torch.Tensor:
+        """`token_rows` from a layer's first row on: a token's place is the same in all layers."""
+        return self.token_rows[2 * layer * self.spec.block_size :]
+
+    def zero_index(self, index: torch.Tensor) -> None:
+        """`zero` for block ids that are on the device, [n] int64; the scratch block may be one."""
+        self._storage.index_fill_(0, index, 0)
 
     def zero(self, block_ids: list[int]) -> None:
         """Wipe blocks before they get a new owner.
@@ -88,8 +111,7 @@ class KVCache:
         an earlier owner would still poison the sum.
         """
         if block_ids:
-            index = torch.tensor(block_ids, device=self.tensor.device)
-            self.tensor.index_fill_(0, index, 0)
+            self.zero_index(torch.tensor(block_ids, device=self.tensor.device))
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, each pair from the first to the second."""

@@ -30,7 +30,7 @@ class LiveRequests:
         self._scheduler = scheduler
         self._kv_cache = kv_cache
         self.eos_token_ids = eos_token_ids
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._by_id: dict[str, list[Request]] = {}
 
     def __iter__(self) -> Iterator[Request]:
@@ -105,7 +105,7 @@ class LiveRequests:
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
         return finish_reason(
-            request, eos_token_ids=self.eos_token_ids, max_model_len=self._max_model_len
+            request, eos_token_ids=self.eos_token_ids, max_model_len=self.max_model_len
         )
 
     def _replace(self, request: Request, going_on: list[Request]) -> None:

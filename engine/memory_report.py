@@ -11,7 +11,8 @@ class MemoryReport:
 
     weights_bytes: int  # parameters; tied ones once
     kv_bytes: int  # the pool
-    buffer_bytes: int  # the model's own buffers, padding block, room for gathered blocks
+    # The model's own buffers, blocks outside the pool, room for gathered blocks, captured steps.
+    buffer_bytes: int
     max_model_len: int
     max_concurrency: int  # requests of `max_model_len` tokens whose blocks fit together
 

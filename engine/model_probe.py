@@ -6,6 +6,7 @@ recurrent state, a count of rows) would mix requests too, for they all share one
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ import torch
 from engine.kv_cache import KVCacheSpec
 
 # Arguments of a layer's call that change nothing at inference or that `paged_attention` obeys.
-_HARMLESS = frozenset({"dropout", "position_ids", "sliding_window", "attention_mask"})
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "sliding_window", "attention_mask", "softcap", "s_aux"}
+)
 _MIN_TOLERANCE = 1e-4  # parts of every model compute in float32
 
 
@@ -27,6 +30,7 @@ class AttentionProbe:
         self.dtypes: set[torch.dtype] = set()
         self.windows: dict[int, int | None] = {}
         self.keys: list[torch.Tensor] = []  # each [num_kv_heads, num_tokens, head_dim]
+        self.is_plain = True  # neither caps nor sinks
         self.extras: set[str] = set()  # what `paged_attention` cannot do
 
     def note(
@@ -45,6 +49,7 @@ class AttentionProbe:
         self.head_dims.add((key.shape[3], value.shape[3]))
         self.dtypes |= {key.dtype, value.dtype}
         self.keys.append(key[0])
+        self.is_plain &= arguments["softcap"] is None and arguments["s_aux"] is None
         # Flags tell what to return; tensors and numbers are part of the computation.
         self.extras |= {
             name
@@ -57,10 +62,19 @@ class AttentionProbe:
             self.extras.add("attention to later tokens")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTraits:
+    """What a model was seen to want."""
+
+    spec: KVCacheSpec
+    windows: tuple[int | None, ...]  # those its layers have, each once
+    is_plain: bool  # no layer caps its scores or has sinks
+
+
 def probe_model(
     model: Any, *, max_model_len: int, block_size: int, wanted_windows: Mapping[int, bool]
-) -> KVCacheSpec:
-    """Shape of the KV cache this model needs; ValueError with the reason if it cannot be served."""
+) -> ModelTraits:
+    """What this model wants of attention; ValueError with the reason if it cannot be served."""
     text_config = model.config.get_text_config()
     kind = text_config.model_type
     # One token at position 1, once behind and once before another: nothing about it may differ.
@@ -76,7 +90,7 @@ def probe_model(
             f"a neighbour in the batch changes its result (state space, convolution or recurrence)"
         )
     (dtype,) = first.dtypes
-    return KVCacheSpec(
+    spec = KVCacheSpec(
         num_layers=len(first.layers),
         num_kv_heads=first.kv_heads.pop(),
         head_dim=max(max(dims) for dims in first.head_dims),
@@ -84,6 +98,8 @@ def probe_model(
         dtype=str(dtype).removeprefix("torch."),
         device=str(model.device),
     )
+    windows = tuple(dict.fromkeys(first.windows.values()))
+    return ModelTraits(spec=spec, windows=windows, is_plain=first.is_plain)
 
 
 def _forward(

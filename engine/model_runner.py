@@ -13,7 +13,10 @@ from engine.context_limit import choose_max_model_len
 from engine.fused.fuse import fuse_modules
 from engine.kv_cache import KVCache
 from engine.memory_report import MemoryReport
-from engine.model_probe import probe_model
+from engine.model_probe import ModelTraits, probe_model
+from engine.paged.accelerator import accelerator_of
+from engine.paged.inputs import PagedInputs
+from engine.paged.proof import find_kernel
 from engine.pool_size import CPU_SHARE, CUDA_SHARE, choose_num_blocks, machine_memory_bytes
 from engine.servable import wanted_windows
 
@@ -24,6 +27,7 @@ class ModelRunner:
     """Owns the model. Invariant: a row's logits depend on its own request alone."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self.config = config
         self.device = _choose_device(config.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
@@ -36,17 +40,46 @@ class ModelRunner:
         )
         self._model = load_model(config, model_config, self.device)
         self.eos_token_ids = eos_token_ids(self._model)
-        self.spec = probe_model(
+        traits = probe_model(
             self._model,
             max_model_len=self.max_model_len,
             block_size=config.block_size,
             wanted_windows=wanted_windows(text_config, self.max_model_len),
         )
-        self.plan_attention = choose_attention(config.attention, self.device)
+        self.spec = traits.spec
+        self.paged = self._choose_paged(config, traits, int(text_config.num_attention_heads))
+        self._mask = torch.empty(1, 1, 0, 0, device=self.device) if self.paged else None
+        if self.paged is None:
+            self.plan_attention = choose_attention(config.attention, self.device)
+        else:
+            self.plan_attention = self.paged.plan
         if is_compiled(config.attention, self.device):
             num_fused = fuse_modules(self._model)
             logger.info("%d modules of %s are fused", num_fused, config.model_path)
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)
+
+    def _choose_paged(
+        self, config: EngineConfig, traits: ModelTraits, num_heads: int
+    ) -> PagedInputs | None:
+        """The way over a kernel for blocks, where there is one that this model can use."""
+        wants = config.attention == "paged" or (
+            config.attention == "auto" and self.device.type == "cuda"
+        )
+        if not wants or not traits.is_plain:
+            return None
+        kernel = find_kernel(traits.spec, num_heads=num_heads, windows=traits.windows)
+        if kernel is None:
+            logger.warning(
+                "no kernel here reads blocks of %d tokens: they are gathered, which is slower",
+                config.block_size,
+            )
+            return None
+        return PagedInputs(
+            kernel,
+            accelerator_of(self.device),
+            device=self.device,
+            max_num_seqs=config.max_num_seqs,
+        )
 
     def choose_num_blocks(self, config: EngineConfig) -> int:
         """Blocks of a KV pool beside this model."""
@@ -61,14 +94,16 @@ class ModelRunner:
             kv_memory_bytes=kv_memory_bytes,
         )
 
-    def report_memory(self, kv_cache: KVCache, *, max_model_len: int) -> MemoryReport:
+    def report_memory(
+        self, kv_cache: KVCache, *, max_model_len: int, graph_bytes: int
+    ) -> MemoryReport:
         """Where the memory of this model and its KV goes now."""
         blocks_per_request = -(-max_model_len // kv_cache.spec.block_size)
         buffer_bytes = sum(buffer.nbytes for buffer in self._model.buffers())
         return MemoryReport(
             weights_bytes=sum(parameter.nbytes for parameter in self._model.parameters()),
             kv_bytes=kv_cache.tensor.nbytes,
-            buffer_bytes=buffer_bytes + kv_cache.buffer_bytes,
+            buffer_bytes=buffer_bytes + kv_cache.buffer_bytes + graph_bytes,
             max_model_len=max_model_len,
             max_concurrency=kv_cache.num_blocks // blocks_per_request,
         )
@@ -79,6 +114,8 @@ class ModelRunner:
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,
             use_cache=False,
+            # Without any, transformers looks for padding, which asks the device and waits for it.
+            attention_mask=self._mask,
             logits_to_keep=batch.sample_index,
             attention_metadata=batch.attention,
         )

@@ -32,13 +32,14 @@ class RowResult:
     is_refused: bool = False  # with an error: what it asks for cannot be done
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, when wanted
     prompt_logprobs: PromptLogprobs | None = None
+    has_other_token: bool = False  # than the one that a step behind this may have run on
 
 
 def run_schedule(
     schedule: Schedule, runner: ModelRunner, kv_cache: KVCache, row_maker: RowMaker
 ) -> list[RowResult]:
     """Results in the order of the schedule; raises when the forward as a whole fails."""
-    _visit_fault_points(schedule.scheduled)
+    visit_fault_points(schedule.scheduled)
     kv_cache.zero(schedule.new_block_ids)
     attention = runner.plan_attention(schedule.scheduled, kv_cache)
     batch = build_batch(schedule.scheduled, attention, runner.device)
@@ -60,7 +61,7 @@ def _sample(
 ) -> dict[int, RowResult]:
     """Identity of the entry -> its result; a prompt of several choices has a row for each."""
     entries = [entry for entry in scheduled if entry.samples]
-    made = [_make_rows(entry.request, row_maker) for entry in entries]
+    made = [make_rows(entry.request, row_maker) for entry in entries]
     counts = [len(rows) for rows, _ in made]
     if sum(counts) > len(counts):
         logits = logits.repeat_interleave(torch.tensor(counts, device=logits.device), dim=0)
@@ -77,14 +78,14 @@ def _sample(
         results[id(entry)] = RowResult(
             entry=entry,
             token_ids=usable,
-            error=_describe(failure) or row_error or not_finite,
+            error=describe_failure(failure) or row_error or not_finite,
             is_refused=isinstance(failure, TokenMaskError),
             logprobs=tuple(logprobs[n] for n in own if n in logprobs),
         )
     return results
 
 
-def _make_rows(request: Request, row_maker: RowMaker) -> tuple[list[SamplingRow], Exception | None]:
+def make_rows(request: Request, row_maker: RowMaker) -> tuple[list[SamplingRow], Exception | None]:
     """The boundary around one request's rows, one a choice: what fails here fails it alone."""
     try:
         verdict = fault_point("sample", request_label=request.request_label)
@@ -100,7 +101,8 @@ def _make_rows(request: Request, row_maker: RowMaker) -> tuple[list[SamplingRow]
     return [row, *others], RuntimeError(f"fault at sample: {verdict}") if verdict else None
 
 
-def _describe(failure: Exception | None) -> str | None:
+def describe_failure(failure: Exception | None) -> str | None:
+    """How a request's own failure is told."""
     return None if failure is None else f"{type(failure).__name__}: {failure}"
 
 
@@ -158,7 +160,8 @@ def _prompt_logprobs(
     return found
 
 
-def _visit_fault_points(scheduled: Sequence[ScheduledRequest]) -> None:
+def visit_fault_points(scheduled: Sequence[ScheduledRequest]) -> None:
+    """Where a test may make a step fail, wait or end the process."""
     labels = frozenset(entry.request.request_label for entry in scheduled)
     if any(entry.num_tokens > 1 for entry in scheduled):
         fault_point("prefill_step", request_label=labels)

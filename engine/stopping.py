@@ -21,6 +21,16 @@ def finish_reason(
     return None
 
 
+def may_go_on(request: Request, *, max_model_len: int) -> bool:
+    """Whether the request can run on after its next token, whichever that is."""
+    params = request.sampling_params
+    return (
+        not request.hand_over
+        and request.num_output_tokens + 1 < params.max_tokens
+        and request.num_tokens + 1 < max_model_len
+    )
+
+
 def banned_token_ids(request: Request, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Tokens that would end the request before it has its minimum."""
     params = request.sampling_params

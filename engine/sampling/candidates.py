@@ -47,9 +47,9 @@ def draw_among_likeliest(
         unbounded = [place for place, n in enumerate(wanting) if params[n].top_k == 0]
         if unbounded:
             rows = [wanting[place] for place in unbounded]
-            total[unbounded] = _log_total(take_rows(logits, rows), temperatures[rows])
+            total[unbounded] = log_total(take_rows(logits, rows), temperatures[rows])
         top_p = _column([params[n].top_p for n in wanting], logits)
-        lowest[index] = torch.maximum(lowest[index], _nucleus(left, total, top_p))
+        lowest[index] = torch.maximum(lowest[index], nucleus(left, total, top_p))
     is_decided = (scaled[:, -1] < lowest[:, 0]) | (depth == logits.shape[1])
     # In the order of the vocabulary, so that the number means the same token as among all of them.
     ids, order = top.indices.sort(dim=-1)
@@ -64,14 +64,14 @@ def take_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return logits[torch.tensor(rows, device=logits.device)]
 
 
-def _log_total(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+def log_total(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     """Logarithm of all weight of each row, [rows, 1] float64, in one piece of fresh memory."""
     best = logits.amax(dim=-1, keepdim=True)
     weights = (logits - best).div_(temperatures.to(logits)).exp_()
     return weights.sum(dim=-1, keepdim=True, dtype=torch.float64).log() + best / temperatures
 
 
-def _nucleus(sorted_logits: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def nucleus(sorted_logits: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """The lowest logit of the fewest tokens that reach top_p; -inf where these do not reach it."""
     mass = (sorted_logits - total).exp().cumsum(dim=-1)
     num_before = (mass < top_p).sum(dim=-1, keepdim=True)

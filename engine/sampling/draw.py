@@ -9,7 +9,13 @@ _PIECE = 256
 
 
 def draw(logits: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
-    """Invert the cumulative distribution of `logits` [rows, vocab] at a number in [0, 1) per row.
+    """`draw_at` for numbers that are on the host."""
+    fractions = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
+    return draw_at(logits, fractions[:, None])
+
+
+def draw_at(logits: torch.Tensor, fractions: torch.Tensor) -> torch.Tensor:
+    """Invert the cumulative distribution of `logits` [rows, vocab] at float64 fractions [rows, 1].
 
     Overwrites `logits`: fresh memory for every step of it costs more than the arithmetic. Returns
     ids, [rows]; a token with logit -inf is never drawn. All sums are in float64: of 100,000 float32
@@ -20,11 +26,11 @@ def draw(logits: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
         weights = torch.nn.functional.pad(weights, (0, missing))
     pieces = weights.view(len(weights), -1, _PIECE)  # [rows, pieces, _PIECE]
     sums = pieces.sum(dim=-1, dtype=torch.float64)  # [rows, pieces]
-    fractions = torch.tensor(numbers, dtype=torch.float64, device=logits.device)[:, None]
     chosen, fractions = _invert(sums, fractions)
     rows = torch.arange(len(weights), device=logits.device)
     place, _ = _invert(pieces[rows, chosen].double(), fractions)
-    return chosen * _PIECE + place
+    # A row that is not finite may end anywhere; on a GPU an id beyond the last ends the process.
+    return (chosen * _PIECE + place).clamp(max=logits.shape[1] - 1)
 
 
 def _invert(weights: torch.Tensor, fractions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

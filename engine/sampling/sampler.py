@@ -15,7 +15,7 @@ from engine.sampling.penalties import penalise
 from engine.sampling.random_stream import Purpose, uniform
 from engine.sampling.rows import SamplingRow
 
-_GREEDY_BELOW = 1e-5  # temperatures under this would overflow the division
+GREEDY_BELOW = 1e-5  # temperatures under this would overflow the division
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
@@ -25,7 +25,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
     is_usable = torch.isfinite(logits.amax(dim=-1))  # NaN wins a maximum
     logits = adjust(logits, rows)
     token_ids = logits.argmax(dim=-1)
-    random_rows = [n for n, row in enumerate(rows) if row.params.temperature >= _GREEDY_BELOW]
+    random_rows = [n for n, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
     if random_rows:
         index = torch.tensor(random_rows, device=logits.device)
         chosen = take_rows(logits, random_rows)

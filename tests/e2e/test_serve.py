@@ -24,6 +24,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.idle import EMPTY, LIMIT_PERCENT, workers_beside_empty
 from tests import snippets
 from tests.hostile import knock, listening
 from tests.served_cluster import RELEVO, ServedCluster, is_taken
@@ -298,6 +299,14 @@ def test_metrics_reach_prometheus_both_ways(cluster: ServedCluster) -> None:
             return
         time.sleep(1)
     pytest.fail(f"not in Ray's metrics: {[name for name in wanted if name not in page]}")
+
+
+def test_an_idle_worker_costs_what_an_empty_replica_costs(cluster: ServedCluster) -> None:
+    percent = workers_beside_empty(cluster.url, psutil.Process(cluster.process.pid), 8.0)
+    empty = percent.pop(EMPTY)
+    assert set(percent) == {"prefill-0", "decode-0"}
+    for worker, own in percent.items():
+        assert own - empty <= LIMIT_PERCENT, (worker, own, empty)
 
 
 def test_the_ray_ui_names_the_actors(cluster: ServedCluster) -> None:

@@ -14,6 +14,8 @@ ENGINE_KEYS = {
     "max_num_seqs": 16,
     "max_num_batched_tokens": 512,
     "num_threads": None,
+    "cuda_graphs": True,
+    "run_ahead": True,
 }
 POOL = {"replicas": 1, "num_gpus": 0.0, "num_cpus": 0.4, "drain_s": 30.0, "node_labels": {}}
 POOL_KEYS = POOL | {f"engine.{key}": None for key in ENGINE_KEYS}
