@@ -1,11 +1,12 @@
-"""How much of the engine's speed reaches an HTTP client: one greedy stream, served and in process.
+"""How much of the engine's speed reaches HTTP clients: greedy streams, served and in process.
 
-    .venv/bin/python -m bench.overhead [--rounds 3] [--tokens 128] [--model PATH] [--dtype auto]
+    .venv/bin/python -m bench.overhead [--streams 16] [--rounds 3] [--tokens 128] [--model PATH]
 
 Starts `relevo serve` with one prefill and one decode worker (`router.local_prefill=never`), loads
 the same engine in this process with the same thread count, and
-lets both generate the same number of tokens in turns (A B A B). Prints tokens per second between
-the first and the last token, and the ratio with its spread.
+lets both generate the same number of tokens in turns (A B A B). Prints tokens per second while all
+streams run, and the ratio with its spread. The clients are threads of this process, on the same
+cores as everything else.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,8 +72,8 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("relevo serve was not ready in time")
 
 
-def served_tokens_per_s(url: str, prompt: list[int], num_tokens: int) -> float:
-    """Stream one completion and return tokens per second between its first and last token."""
+def served_arrivals(url: str, prompt: list[int], num_tokens: int) -> list[float]:
+    """Stream one completion; when each of its tokens came, in seconds."""
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
     body = {
         "model": model,
@@ -80,46 +82,63 @@ def served_tokens_per_s(url: str, prompt: list[int], num_tokens: int) -> float:
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        "return_token_ids": True,
         "stream_options": {"include_usage": True},
     }
-    arrivals_s = []
-    completion_tokens = 0
+    lines: list[tuple[float, str]] = []
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as response:
         response.raise_for_status()
         for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if chunk.get("usage"):
-                completion_tokens = chunk["usage"]["completion_tokens"]
-            elif chunk["choices"] and chunk["choices"][0]["text"]:
-                arrivals_s.append(time.perf_counter())
-    if completion_tokens != num_tokens:
-        raise RuntimeError(f"Got {completion_tokens = } but expected {num_tokens}")
-    return (num_tokens - 1) / (arrivals_s[-1] - arrivals_s[0])
+            if line.startswith("data: {"):
+                lines.append((time.perf_counter(), line))
+    arrivals_s: list[float] = []
+    for arrived_s, line in lines:
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            arrivals_s += [arrived_s] * len(choice.get("token_ids") or ())
+    if len(arrivals_s) != num_tokens:
+        raise RuntimeError(f"Got {len(arrivals_s)} tokens but expected {num_tokens}")
+    return arrivals_s
 
 
-def engine_tokens_per_s(engine: Engine, prompt: list[int], num_tokens: int, name: str) -> float:
-    """Generate in this process and return tokens per second between first and last token."""
-    engine.add_request(
-        Request(
-            request_id=name,
-            token_ids=list(prompt),
-            num_prompt_tokens=len(prompt),
-            sampling_params=SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True),
+def served_tokens_per_s(url: str, prompts: list[list[int]], num_tokens: int) -> float:
+    """All prompts at once through HTTP; tokens per second while all of them stream."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        arrivals = list(pool.map(lambda prompt: served_arrivals(url, prompt, num_tokens), prompts))
+    return _rate(arrivals)
+
+
+def engine_tokens_per_s(engine: Engine, prompts: list[list[int]], num_tokens: int) -> float:
+    """The same in this process."""
+    for number, prompt in enumerate(prompts):
+        engine.add_request(
+            Request(
+                request_id=str(number),
+                token_ids=list(prompt),
+                num_prompt_tokens=len(prompt),
+                sampling_params=SamplingParams(
+                    max_tokens=num_tokens, temperature=0.0, ignore_eos=True
+                ),
+            )
         )
-    )
-    arrivals_s = []
+    arrivals: list[list[float]] = [[] for _ in prompts]
     while engine.has_work():
-        if any(output.token_ids for output in engine.step().outputs):
-            arrivals_s.append(time.perf_counter())
-    return (num_tokens - 1) / (arrivals_s[-1] - arrivals_s[0])
+        for output in engine.step().outputs:
+            arrivals[int(output.request_id)] += [time.perf_counter()] * len(output.token_ids)
+    return _rate(arrivals)
+
+
+def _rate(arrivals: list[list[float]]) -> float:
+    """Tokens per second from the last stream's first token to the first stream's last one."""
+    begin_s, end_s = max(each[0] for each in arrivals), min(each[-1] for each in arrivals)
+    num_tokens = sum(begin_s < arrived_s <= end_s for each in arrivals for arrived_s in each)
+    return num_tokens / (end_s - begin_s)
 
 
 def main() -> None:
     """Alternate both and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="auto")
@@ -137,15 +156,16 @@ def main() -> None:
     ratios = []
     with served(options.model, options.dtype, options.threads, options.port) as url:
         for round_number in range(options.rounds + 1):
-            prompt = torch.randint(100, 40_000, (PROMPT_TOKENS,), generator=generator).tolist()
-            alone = engine_tokens_per_s(engine, prompt, options.tokens, f"round-{round_number}")
-            through = served_tokens_per_s(url, prompt, options.tokens)
+            shape = (options.streams, PROMPT_TOKENS)
+            prompts = torch.randint(100, 40_000, shape, generator=generator).tolist()
+            alone = engine_tokens_per_s(engine, prompts, options.tokens)
+            through = served_tokens_per_s(url, prompts, options.tokens)
             if round_number == 0:
                 continue  # warm-up of both sides
             ratios.append(through / alone)
             print(f"engine {alone:6.1f} tok/s   HTTP {through:6.1f} tok/s   {ratios[-1]:.3f}")
     print(
-        f"HTTP over engine: median {statistics.median(ratios):.3f}, "
+        f"HTTP over engine, {options.streams} streams: median {statistics.median(ratios):.3f}, "
         f"spread {min(ratios):.3f} to {max(ratios):.3f}, {options.rounds} rounds"
     )
 

@@ -1,6 +1,5 @@
 """Steps that are launched now and read later: only token ids come back from the device."""
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,8 +22,6 @@ from engine.sampling.rows import RowMaker, SamplingRow
 from engine.sampling.sampler import sample
 from engine.schedule import Schedule, ScheduledRequest
 from engine.step import RowResult, describe_failure, make_rows, visit_fault_points
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,7 +225,7 @@ def test_block_events_follow_the_cache(make_engine: Callable[..., Engine]):
 def test_timings_add_up(make_engine: Callable[..., Engine]):
     clock = iter(range(1000))
     engine = make_engine()
-    engine._now = lambda: float(next(clock))
+    engine._now = engine._steps._now = lambda: float(next(clock))
     engine.add_request(make_request("r", PROMPT, max_tokens=2))  # 0
     timings = engine.step().outputs[0].timings  # from 1 to 2
     assert timings is not None

@@ -17,7 +17,7 @@ from engine.step_runner import StepRunner
 from tests.paged_kernel import offer_kernel
 from tests.tiny_model import VOCAB_SIZE
 from tests.unit.engine.conftest import make_request, random_prompt, run, tokens_by_request
-from tests.unit.engine.random_requests import Outcome, choices_of, make_specs
+from tests.unit.engine.random_requests import Choice, Outcome, choices_of, make_specs
 from tests.unit.engine.test_fuzz import serve_alone
 
 NUM_REQUESTS = 30
@@ -58,21 +58,13 @@ def with_landed(engine: Engine, outputs: list[RequestOutput]) -> list[RequestOut
     return [output for step in engine.take_landed() for output in step.outputs] + outputs
 
 
-@pytest.mark.parametrize(("seed", "num_kv_blocks"), [(1, 40), (2, 14)])
-def test_every_output_equals_its_solo_run(
-    make_engine: Callable[..., Engine],
-    make_paged_engine: Callable[..., Engine],
-    launched_ahead: list[Flight],
-    seed: int,
-    num_kv_blocks: int,
-):
+def serve_together(engine: Engine, specs: list[dict[str, Any]], seed: int) -> dict[Choice, Outcome]:
+    """Let requests come, and some go away, at random moments."""
     chance = random.Random(seed)
-    specs = mostly_plain_specs(seed)
-    engine = make_paged_engine(
-        num_kv_blocks=num_kv_blocks, max_num_seqs=4, max_num_batched_tokens=12
-    )
-    engine.warm_up()
-    outcomes = {choice: Outcome() for spec in specs for choice in choices_of(spec)}
+    outcomes: dict[Choice, Outcome] = {}
+    for spec in specs:
+        told: list[float] = []
+        outcomes |= {choice: Outcome(prompt_logprobs=told) for choice in choices_of(spec)}
     pending, open_choices = list(reversed(specs)), []
     while pending or engine.has_work():
         if pending and engine.load().num_waiting < 4 and chance.random() < 0.1:
@@ -91,6 +83,23 @@ def test_every_output_equals_its_solo_run(
             if output.finish_reason is not None:
                 open_choices.remove(choice)
         engine.check_integrity()
+    return outcomes
+
+
+@pytest.mark.parametrize(("seed", "num_kv_blocks"), [(1, 40), (2, 14)])
+def test_every_output_equals_its_solo_run(
+    make_engine: Callable[..., Engine],
+    make_paged_engine: Callable[..., Engine],
+    launched_ahead: list[Flight],
+    seed: int,
+    num_kv_blocks: int,
+):
+    specs = mostly_plain_specs(seed)
+    engine = make_paged_engine(
+        num_kv_blocks=num_kv_blocks, max_num_seqs=4, max_num_batched_tokens=12
+    )
+    engine.warm_up()
+    outcomes = serve_together(engine, specs, seed)
     solo = make_engine(attention="torch")
     for spec in specs:
         for choice in choices_of(spec):
