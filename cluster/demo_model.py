@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import gemma3, smollm2
-from cluster.model_source import DEMOS, GEMMA3, SMOLLM2, Demo, is_checkpoint
+from cluster.model_source import DEMOS, GEMMA3, SMOLLM2, SOURCE_FILE, Demo, is_checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def _convert(demo: Demo, directory: Path) -> None:
             gguf = _gguf_file(demo, Path(scratch))
             CONVERTERS[demo.name](gguf, unfinished)
         source = {"packages": demo.packages, "sha256": demo.sha256, "license": demo.license}
-        (unfinished / "SOURCE.json").write_text(json.dumps(source))
+        (unfinished / SOURCE_FILE).write_text(json.dumps(source))
         unfinished.chmod(0o755)
         for path in unfinished.iterdir():
             path.chmod(0o644)

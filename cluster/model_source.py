@@ -1,6 +1,7 @@
 """What `model.path` names: the demo model, a checkpoint directory or a hub id."""
 
 import importlib.util
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WEIGHT_PATTERN = "*.safetensors"  # nothing else is loaded
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FRONT_PATTERNS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")  # all a tokenizer needs
+SOURCE_FILE = "SOURCE.json"  # in a converted checkpoint: sha256 of what it was made of
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_TIMEOUT_S = 5
 
@@ -103,15 +105,27 @@ def front_directory(path: str) -> str:
 
 
 def revision_of(path: str) -> str:
-    """What pins the content of a model: a hub's commit, a demo's digest; empty for a plain folder.
+    """What pins the content of a model: a hub's commit, a digest; empty for a plain folder.
 
-    The folder of a fetched hub model is named by the commit it was resolved to.
+    The folder of a fetched hub model is named by the commit it was resolved to; one that was
+    converted, wherever it lies by now, says in a file of its own from what.
     """
+    if digest := _source_digest(Path(path).expanduser() / SOURCE_FILE):
+        return digest
     if demo := demo_at(path):
         return demo.sha256
     directory = Path(path)
     is_snapshot = directory.parent.name == "snapshots" and COMMIT.fullmatch(directory.name)
     return directory.name if is_snapshot else ""
+
+
+def _source_digest(file: Path) -> str:
+    try:
+        source = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return ""
+    digest = source.get("sha256") if isinstance(source, dict) else None
+    return digest if isinstance(digest, str) else ""
 
 
 def fetch_hub_model(hub_id: str) -> str:

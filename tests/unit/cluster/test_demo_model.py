@@ -76,3 +76,12 @@ def test_a_revision_pins_what_is_served() -> None:
     assert revision_of(f"/hub/models--a--b/snapshots/{commit}") == commit
     assert revision_of(str(SMOLLM2.path)) == SMOLLM2.sha256
     assert revision_of("/models/mine") == ""
+
+
+def test_a_converted_checkpoint_says_what_it_was_made_of_wherever_it_lies(tmp_path: Path) -> None:
+    file = tmp_path / "SOURCE.json"
+    file.write_text('{"sha256": "c0ffee"}')
+    assert revision_of(str(tmp_path)) == "c0ffee"
+    for text in ("[]", '{"sha256": 1}', "{", ""):
+        file.write_text(text)
+        assert revision_of(str(tmp_path)) == ""
