@@ -53,6 +53,7 @@ class IngressReplica:
     ) -> None:
         set_up_logging()
         self._name = settings.name_ingress(name)
+        self._shown: Mapping[str, Any] = {}
         sink = PrometheusSink()
         metrics = Metrics(settings.wrap_sink(sink))
         self._channels = ChannelPool(token=read_token(settings.token_file), config=settings.rpc)
@@ -83,14 +84,16 @@ class IngressReplica:
 
     def reconfigure(self, shown: Mapping[str, Any]) -> None:
         """Show what we are part of: Serve calls it after the start, and when only that changed."""
+        self._shown = shown
         self._ingress.serving.config_digest = shown["config_digest"]
         self._router.placement = shown["placement"]
 
     def status(self) -> dict[str, object]:
-        """The body of /v1/status and our last line of statistics, for who started the cluster."""
+        """The body of /v1/status, which configuration that is, and our last line of statistics."""
         number, line = (0, "") if self._ingress is None else self._ingress.stats
         status: dict[str, object] = self._router.status()
-        return status | {"stats": {"of": self._name, "number": number, "line": line}}
+        stats = {"of": self._name, "number": number, "line": line}
+        return status | {"stats": stats, "config": self._shown.get("config_digest")}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """How many workers each pool should have; Serve asks for it about once a second.

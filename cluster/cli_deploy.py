@@ -18,6 +18,10 @@ def deploy(
     config: ConfigFile = None,
     assignments: Assignments = None,
     history: History = RELEASES,
+    wait_for_nodes: Annotated[
+        bool,
+        typer.Option("--wait-for-nodes", help="Replace what runs though not all finds room yet."),
+    ] = False,
     restart: Annotated[
         bool,
         typer.Option(
@@ -31,7 +35,8 @@ def deploy(
     those that stay. The exact configuration is kept: `relevo rollback` goes back to the one before.
     """
     module = importlib.import_module("cluster.deploy_command")
-    raise typer.Exit(module.deploy(config, assignments or [], history=history, restarts=restart))
+    settings = module.HowToReplace(restarts=restart, waits_for_nodes=wait_for_nodes)
+    raise typer.Exit(module.deploy(config, assignments or [], history=history, how=settings))
 
 
 def rollback(

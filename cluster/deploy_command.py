@@ -9,6 +9,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,23 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowToReplace:
+    """What a person may ask for, beyond the configuration."""
+
+    restarts: bool = False  # replicas that would be made the same, too
+    waits_for_nodes: bool = False  # though what runs makes room before they are there
+
+
 def deploy(
-    file: Path | None, assignments: Sequence[str], *, history: Path, restarts: bool = False
+    file: Path | None, assignments: Sequence[str], *, history: Path, how: HowToReplace
 ) -> int:
     """Deploy a configuration; the exit status is 0 once it serves."""
     terminal = Terminal()
     try:
         config = load_config(file, assignments=assignments)
         deployment = _Deployment(config, Releases(history), terminal, is_rollback=False)
-        return deployment.run(restarts=restarts)
+        return deployment.run(how)
     except (ConfigError, StartError) as error:
         terminal.fail(f"relevo deploy: {error}")
         return EXIT_REFUSED
@@ -50,7 +59,7 @@ def rollback(digest: str, *, ray_address: str, history: Path) -> int:
         config = releases.load(digest or releases.previous(ray_address))
         deployment = _Deployment(config, releases, terminal, is_rollback=True)
         deployment.compare_build(releases.history(ray_address))
-        return deployment.run()
+        return deployment.run(HowToReplace())
     except (ConfigError, StartError) as error:
         terminal.fail(f"relevo rollback: {error}")
         return EXIT_REFUSED
@@ -96,7 +105,7 @@ class _Deployment:
                 f"{this_build().digest}: the configuration goes back, the code does not",
             )
 
-    def run(self, *, restarts: bool = False) -> int:
+    def run(self, how: HowToReplace) -> int:
         """Deploy, wait, note the outcome; the exit status."""
         say = self._progress.say
         with tempfile.TemporaryDirectory(prefix="relevo-") as folder:
@@ -107,7 +116,7 @@ class _Deployment:
             reason = ""
             with redirected(directory / "deploy.log"):
                 try:
-                    _replace(config, directory, say, salt=uuid.uuid4().hex if restarts else "")
+                    _replace(config, directory, say, how)
                 except StartError as error:
                     reason = str(error)
             self._note(config, digest, is_ready=not reason)
@@ -133,11 +142,18 @@ class _Deployment:
         )
 
 
-def _replace(config: ClusterConfig, directory: Path, say: Any, *, salt: str) -> None:
+def _replace(config: ClusterConfig, directory: Path, say: Any, how: HowToReplace) -> None:
     # Only now: Ray reads the environment when it is imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     module = importlib.import_module("cluster.session")
-    session = module.Session(config, run_directory=directory, say=say, replaces=True, salt=salt)
+    session = module.Session(
+        config,
+        run_directory=directory,
+        say=say,
+        replaces=True,
+        salt=uuid.uuid4().hex if how.restarts else "",
+        waits_for_nodes=how.waits_for_nodes,
+    )
     try:
         session.connect()
         session.check_placement()

@@ -23,6 +23,7 @@ from cluster.config import ClusterConfig
 from cluster.placement import unplaceable
 from cluster.placement_plan import plan_placement
 from cluster.progress import WorkerWatch
+from cluster.releases import digest_of
 from cluster.start_error import StartError
 from cluster.worker_logs import WorkerLogs
 from telemetry import grafana
@@ -49,6 +50,7 @@ class Session:
         run_directory: Path,
         say: Callable[[str, str], None],
         replaces: bool = False,  # what of ours runs there already
+        waits_for_nodes: bool = True,  # where what runs would have to make room first
         salt: str = "",  # another one than before replaces all of it, changed or not
     ) -> None:
         self.config = config
@@ -57,9 +59,10 @@ class Session:
         self._say = say
         self._replaces = replaces
         self._salt = salt
+        self._waits_for_nodes = waits_for_nodes
         self._watch = WorkerWatch(say)
         self._logs = WorkerLogs(run_directory / RAY_DIRECTORY / "session_latest" / "logs", say)
-        self._had_serve = False
+        self._had_serve = self._has_ours = False
         self._has_deployed = False
         self._ray_processes: list[psutil.Process] = []
 
@@ -109,8 +112,8 @@ class Session:
         self._had_serve = any(
             actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)
         )
-        has_ours = self._had_serve and APPLICATION in serve.status().applications
-        if has_ours and not self._replaces:
+        self._has_ours = self._had_serve and APPLICATION in serve.status().applications
+        if self._has_ours and not self._replaces:
             raise StartError(
                 f"an application {APPLICATION!r} runs on this cluster already:"
                 f" end it with `serve delete {APPLICATION}`, or replace it with `relevo deploy`"
@@ -127,6 +130,11 @@ class Session:
         )
         if missing and self.config.is_local:
             raise StartError(f"this machine cannot hold every replica: {'; '.join(missing)}")
+        if missing and not self._waits_for_nodes and self._has_ours:
+            raise StartError(
+                f"the nodes cannot hold every replica: {'; '.join(missing)}; what runs there goes"
+                " on (--wait-for-nodes: others will come)"
+            )
         for line in missing:
             self._say("placement", f"{line}; waiting for it")
         pools = rooms.pool_needs(self.config)
@@ -181,6 +189,8 @@ class Session:
         if status is None:
             return False
         self._watch.update(status)
+        if self._replaces and status["config"] != digest_of(self.config):
+            raise StartError(f"another deployment came meanwhile: {status['config']} serves")
         expected = self.config.prefill.replicas + self.config.decode.replicas
         num_ready = sum(worker["state"] == "ready" for worker in status["workers"])
         return num_ready >= expected and status["state"] in {"ready", "degraded"}

@@ -8,6 +8,7 @@ from cluster import deploy_command
 from cluster.cli import app
 from cluster.config import ClusterConfig, load_config
 from cluster.config_sources import ConfigError
+from cluster.deploy_command import HowToReplace
 from cluster.releases import Release, Releases, digest_of
 from cluster.start_error import StartError
 
@@ -99,12 +100,12 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.deployed: list[ClusterConfig] = []
-        self.salts: list[str] = []
+        self.ways: list[object] = []
         self.failure = ""
 
-    def replace(self, config: ClusterConfig, *_: object, salt: str) -> None:
+    def replace(self, config: ClusterConfig, *others: object) -> None:
         self.deployed.append(config)
-        self.salts.append(salt)
+        self.ways.append(others[-1])
         if self.failure:
             raise StartError(self.failure)
 
@@ -150,14 +151,16 @@ def test_a_rollback_deploys_exactly_what_served_before(
     assert [each.is_ready for each in history] == [True, True, False, True, True]
 
 
-def test_all_is_replaced_only_where_that_is_asked_for(tmp_path: Path, cluster: FakeCluster) -> None:
+def test_more_is_done_only_where_it_is_asked_for(tmp_path: Path, cluster: FakeCluster) -> None:
     assert deploy(tmp_path) == 0
-    arguments = ("deploy", "--restart", "--set", f"cluster.ray_address={ADDRESS}")
-    assert [run(tmp_path, *arguments) for _ in range(2)] == [0, 0]
-    plain, again, once_more = cluster.salts
-    assert plain == ""
-    assert again
-    assert once_more not in {"", again}
+    arguments = ("deploy", "--set", f"cluster.ray_address={ADDRESS}")
+    assert run(tmp_path, *arguments, "--restart") == 0
+    assert run(tmp_path, *arguments, "--wait-for-nodes") == 0
+    assert cluster.ways == [
+        HowToReplace(),
+        HowToReplace(restarts=True),
+        HowToReplace(waits_for_nodes=True),
+    ]
 
 
 def test_the_history_is_listed(
