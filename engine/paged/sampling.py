@@ -90,8 +90,6 @@ def sample_queued(
         scaled = (logits - best) / temperature.to(logits)
         token_ids = torch.where(way[:, 0] == _ALL, draw_at(scaled, number), token_ids)
     is_usable = torch.isfinite(best[:, 0])  # NaN wins a maximum
-    # The step behind this one looks every id up, before anybody has seen that it means nothing.
-    token_ids = token_ids.masked_fill(~is_usable, 0)
     return torch.stack((token_ids, is_usable.long(), is_decided.long()))
 
 

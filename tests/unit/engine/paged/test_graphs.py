@@ -190,6 +190,26 @@ def test_a_step_that_no_graph_fits_runs_without():
     assert not runs([share(4, 5, 5)] * (MAX_SEQS + 1)), "more rows than any graph"
 
 
+@pytest.mark.parametrize("by_graph", [True, False])
+@torch.inference_mode()
+def test_new_blocks_are_wiped_and_no_others(*, by_graph: bool):
+    cache = KVCache(SPEC, NUM_BLOCKS, has_scratch_block=True)
+    graphs, inputs = make_graphs(HostAccelerator(), cache)
+    cache.tensor.fill_(7.0)
+    request = make_request("r", [1] * 5)
+    request.block_ids = [3, 6]
+    share = ScheduledRequest(request=request, start=4, end=5)
+    schedule = Schedule(scheduled=[share], new_block_ids=[6])
+    step = make_step_arrays(schedule, cache, {})
+    if by_graph:
+        assert graphs.run(schedule, step, columns_of([request])) is not None
+    else:
+        forward(inputs.batch(step, inputs.staging.upload(step.arrays), cache))
+    assert not cache.tensor[6, :, :, 1:].any()
+    assert (cache.tensor[6, :, :, 0] != 7.0).all()
+    assert (torch.cat((cache.tensor[:6], cache.tensor[7:])) == 7.0).all()
+
+
 def test_a_model_that_cannot_be_captured_runs_without_graphs(caplog: pytest.LogCaptureFixture):
     def refuse(_: Batch) -> torch.Tensor:
         raise RuntimeError("operation not permitted when stream is capturing")
