@@ -29,7 +29,7 @@ class ServerSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = ""  # where it runs already; empty = it is started with `command`
-    pid: int | None = None  # of one that runs already, to be frozen
+    pids: list[int] = []  # of one that runs already, to be frozen; their children, too
     command: str = ""  # {port}, {port2}, {port3} are free ones, {env} the environment's values
     environment: dict[str, str] = {}
     ready: str = "/v1/models"  # answers 200 when it is ready
@@ -67,7 +67,7 @@ class PeerServer:
         self.spec = spec
         self.url = (url or spec.url).rstrip("/").removesuffix("/v1")
         self._process = process
-        self._pid = spec.pid if process is None else process.pid
+        self._pids = spec.pids if process is None else [process.pid]
 
     def wait_until_ready(self) -> str:
         """Return the id of its model once it is served; RuntimeError if that never happens."""
@@ -87,8 +87,9 @@ class PeerServer:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.spec.freeze and self._pid is not None:
-            send_signal(process_tree(self._pid), number)
+        if self.spec.freeze:
+            for pid in self._pids:
+                send_signal(process_tree(pid), number)
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ async def test_a_server_that_was_frozen_before_is_asked_all_the_same() -> None:
 
     try:
         async with serving(FakeOpenAIServer()) as fake:
-            spec = ServerSpec(url=fake.url, pid=process.pid, freeze=True)
+            spec = ServerSpec(url=fake.url, pids=[process.pid], freeze=True)
             await compare([Watching("s", spec)], ["W4"], rounds=1, scale=0.01)
         assert process.status() == psutil.STATUS_STOPPED
     finally:
