@@ -29,7 +29,7 @@ from engine.engine import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 
-PROMPT_TOKENS = 128
+WARM_UP_TOKENS = 8
 READY_WITHIN_S = 180.0
 
 
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--port", type=int, default=18300)
@@ -156,12 +157,13 @@ def main() -> None:
     ratios = []
     with served(options.model, options.dtype, options.threads, options.port) as url:
         for round_number in range(options.rounds + 1):
-            shape = (options.streams, PROMPT_TOKENS)
+            shape = (options.streams, options.prompt)
             prompts = torch.randint(100, 40_000, shape, generator=generator).tolist()
-            alone = engine_tokens_per_s(engine, prompts, options.tokens)
-            through = served_tokens_per_s(url, prompts, options.tokens)
+            num_tokens = options.tokens if round_number else WARM_UP_TOKENS  # both sides warm up
+            alone = engine_tokens_per_s(engine, prompts, num_tokens)
+            through = served_tokens_per_s(url, prompts, num_tokens)
             if round_number == 0:
-                continue  # warm-up of both sides
+                continue
             ratios.append(through / alone)
             print(f"engine {alone:6.1f} tok/s   HTTP {through:6.1f} tok/s   {ratios[-1]:.3f}")
     print(
