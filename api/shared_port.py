@@ -89,13 +89,17 @@ def own_listeners(*ports: int) -> Iterator[socket.socket]:
 def num_connections(*ports: int) -> int:
     """How many connections clients have to these ports of this process."""
     return sum(
-        connection.status != psutil.CONN_LISTEN and connection.laddr.port in ports
+        connection.status != psutil.CONN_LISTEN and _port(connection) in ports
         for connection in psutil.Process().net_connections("tcp")
     )
 
 
 def _is_listener(connection: Any, *ports: int) -> bool:
-    return connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports
+    return connection.status == psutil.CONN_LISTEN and _port(connection) in ports
+
+
+def _port(connection: Any) -> int:
+    return int(connection.laddr.port) if connection.laddr else 0  # none: not bound yet
 
 
 def _num_waiting(listener: socket.socket) -> int:
@@ -115,6 +119,6 @@ def _name(pid: int | None) -> str:
     if pid is None:
         return "a process of somebody else"
     try:
-        return f"process {pid} ({psutil.Process(pid).name()}), which is none of this application's"
+        return f"process {pid} ({psutil.Process(pid).name()})"
     except psutil.NoSuchProcess:
         return f"process {pid}"
