@@ -19,6 +19,8 @@ from tests.ingress_process import ANSWER, IngressProcess
 from tests.steady_clients import steady_clients
 from tests.tiny_tokenizer import write_tokenizer
 
+GOES_ON_WITHIN_S = 20.0
+
 
 @contextmanager
 def listening(port: int = 0) -> Iterator[socket.socket]:
@@ -112,10 +114,13 @@ def test_a_killed_ingress_takes_its_own_streams_and_no_more(fleet: Fleet) -> Non
         fleet.members[-2].end(signal.SIGKILL)
         fleet.members[-2].wait()
         num_before = {way: len(client.texts) for way, client in clients.items()}
-        time.sleep(1.0)
+        end_s = time.monotonic() + GOES_ON_WITHIN_S
+        while any(len(client.texts) < num_before[way] + 5 for way, client in clients.items()):
+            assert time.monotonic() < end_s, num_before
+            time.sleep(0.05)
     for way, client in clients.items():
-        assert len(client.failures) <= 1, (way, client.failures)  # each had one at most
-        assert len(client.texts) > num_before[way] + 5, way
+        # A stream of its own, and a connection that was made while it died.
+        assert len(client.failures) <= 2, (way, client.failures)
 
 
 def test_a_hand_over_is_a_part_of_the_drain() -> None:
