@@ -30,6 +30,10 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 
 
+class _NotServedError(Exception):
+    """What was deployed does not come to serve; a StartError before that has touched nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HowToReplace:
     """What a person may ask for, beyond the configuration."""
@@ -59,7 +63,7 @@ def rollback(digest: str, *, ray_address: str, history: Path) -> int:
         config = releases.load(digest or releases.previous(ray_address))
         deployment = _Deployment(config, releases, terminal, is_rollback=True)
         deployment.compare_build(releases.history(ray_address))
-        return deployment.run(HowToReplace())
+        return deployment.run(HowToReplace(waits_for_nodes=True))
     except (ConfigError, StartError) as error:
         terminal.fail(f"relevo rollback: {error}")
         return EXIT_REFUSED
@@ -117,7 +121,7 @@ class _Deployment:
             with redirected(directory / "deploy.log"):
                 try:
                     _replace(config, directory, say, how)
-                except StartError as error:
+                except _NotServedError as error:
                     reason = str(error)
             self._note(config, digest, is_ready=not reason)
         if reason:
@@ -158,6 +162,9 @@ def _replace(config: ClusterConfig, directory: Path, say: Any, how: HowToReplace
         session.connect()
         session.check_placement()
         session.deploy()
-        session.wait_until_ready()
+        try:
+            session.wait_until_ready()
+        except StartError as error:
+            raise _NotServedError(str(error)) from error
     finally:
         session.leave()

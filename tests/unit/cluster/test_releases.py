@@ -101,13 +101,15 @@ class FakeCluster:
     def __init__(self) -> None:
         self.deployed: list[ClusterConfig] = []
         self.ways: list[object] = []
-        self.failure = ""
+        self.failure = self.refusal = ""
 
     def replace(self, config: ClusterConfig, *others: object) -> None:
         self.deployed.append(config)
         self.ways.append(others[-1])
         if self.failure:
-            raise StartError(self.failure)
+            raise deploy_command._NotServedError(self.failure)
+        if self.refusal:
+            raise StartError(self.refusal)
 
 
 @pytest.fixture
@@ -149,6 +151,16 @@ def test_a_rollback_deploys_exactly_what_served_before(
     history = Releases(tmp_path).history(ADDRESS)
     assert [each.is_rollback for each in history] == [False, False, False, True, True]
     assert [each.is_ready for each in history] == [True, True, False, True, True]
+
+
+def test_what_was_refused_is_no_release(
+    tmp_path: Path, cluster: FakeCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert deploy(tmp_path) == 0
+    cluster.refusal = "the nodes cannot hold every replica"
+    assert deploy(tmp_path, "decode.num_cpus=64") == 2
+    assert "relevo deploy: the nodes cannot hold" in capfd.readouterr().err
+    assert [each.is_ready for each in Releases(tmp_path).history(ADDRESS)] == [True]
 
 
 def test_more_is_done_only_where_it_is_asked_for(tmp_path: Path, cluster: FakeCluster) -> None:
