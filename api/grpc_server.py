@@ -22,8 +22,9 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 HEALTH = "grpc.health.v1.Health"
 
-# The life of a connection where it is handed over when it ends: gRPC adds up to a tenth.
-_AGE_OF_HAND_OVER = 1 / 1.2
+# The life of a connection beside the hand-over in which it has to end: gRPC adds up to a tenth, and
+# a machine may be busy.
+_AGE_OF_HAND_OVER = 2 / 3
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
