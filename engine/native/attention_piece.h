@@ -52,7 +52,7 @@ struct Call {
 // Memory of one thread, reused from piece to piece.
 template <typename acc_t>
 struct Workspace {
-  std::vector<acc_t> query, keys, values, scores, output, largest, total, line;
+  Numbers<acc_t> query, keys, values, scores, output, largest, total, line;
 };
 
 template <typename scalar_t, typename acc_t>
@@ -171,7 +171,7 @@ class PieceRun {
   void score_copied(int begin, int end) {
     space_.keys.resize(size_t(query_width_) * kKeysPerTile);
     space_.values.resize(size_t(kKeysPerTile) * value_width_);
-    std::vector<acc_t>& line = space_.line;
+    Numbers<acc_t>& line = space_.line;
     line.resize(query_width_);
     for_runs(begin, end, [&](int position, int count) {
       const scalar_t* keys = call_.slot(piece_.row, position, 0, piece_.first_head);

@@ -12,7 +12,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
+#include <vector>
 
 namespace relevo {
 
@@ -89,6 +91,30 @@ inline acc_t sum_halves(const void* from) {
 inline float sum(Lanes<float>::type lanes) { return sum_halves<float, kLaneBytes>(&lanes); }
 
 inline double sum(Lanes<double>::type lanes) { return sum_halves<double, kLaneBytes>(&lanes); }
+
+// Sums that are to come out alike wherever they are made: -ffast-math may not turn them round.
+template <typename vector_t>
+inline vector_t add_in_order(vector_t total, vector_t product) {
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(total + product);
+#else
+  return total + product;
+#endif
+}
+
+// Memory that starts with a cache line: no vector of it lies in two.
+template <typename acc_t>
+struct LineAllocator {
+  using value_type = acc_t;
+  acc_t* allocate(size_t count) {
+    return static_cast<acc_t*>(::operator new(count * sizeof(acc_t), std::align_val_t(64)));
+  }
+  void deallocate(acc_t* numbers, size_t) { ::operator delete(numbers, std::align_val_t(64)); }
+  bool operator==(const LineAllocator&) const = default;
+};
+
+template <typename acc_t>
+using Numbers = std::vector<acc_t, LineAllocator<acc_t>>;
 
 constexpr int round_up(int number, int step) { return (number + step - 1) / step * step; }
 

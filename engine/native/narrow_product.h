@@ -1,7 +1,7 @@
 // float32 rows times bfloat16 weights, which are read where they lie and widened in registers.
 //
-// A result depends on its own row alone: the same lanes add up the same products in the same order,
-// whatever rows stand beside it, as long as there are few of them or as long as there are many.
+// A result is the sum of its products from the first input to the last, whatever rows stand beside
+// its own and however many: a token is computed alike alone, in a batch and in a prompt.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,11 @@
 
 #include "lanes.h"
 #include "tile_product.h"
+#include "turned_weights.h"
 
 namespace relevo {
 
-constexpr int64_t kFewTokens = 48;      // above, it pays to turn widened weights on their side
+constexpr int64_t kFewTokens = 6;       // above, it pays to lay widened weights down
 constexpr int64_t kInputsAtOnce = 288;  // of a widened panel, so that it stays in the core's cache
 constexpr int kPanelOutputs = kTileLanes * Lanes<float>::count;
 
@@ -28,95 +29,127 @@ struct NarrowProduct {
   int64_t num_panels() const { return (num_outputs + kPanelOutputs - 1) / kPanelOutputs; }
 };
 
-// Dot products of a few tokens from `token` on with a few outputs from `first` on.
-template <int tokens, int outputs>
-inline void dot_products(const NarrowProduct& call, int64_t token, int64_t first) {
-  using V = Lanes<float>::type;
-  constexpr int width = Lanes<float>::count;
+// A few tokens with kTurnedOutputs outputs from `first` on; `ahead` are the weights that follow.
+template <int tokens>
+inline void turned_products(
+    const NarrowProduct& call, int64_t first, const c10::BFloat16* ahead) {
   const int64_t num_inputs = call.num_inputs;
-  const float* input = call.input + token * num_inputs;
   const c10::BFloat16* weight = call.weight + first * num_inputs;
-  V total[tokens][outputs] = {};
+  Turned total[tokens] = {};
+  if (call.bias)
+    for (int t = 0; t < tokens; ++t) std::memcpy(&total[t], call.bias + first, sizeof(Turned));
   int64_t k = 0;
-  for (; k + width <= num_inputs; k += width) {
-    V wide[outputs];
+  for (; k + kTurnedInputs <= num_inputs; k += kTurnedInputs) {
+    // A row is too short for the core to see the next ones coming, so it is told line by line.
+    for (int i = 0; i < kTurnedOutputs * kTurnedInputs; i += 32) __builtin_prefetch(ahead + i);
+    ahead += kTurnedOutputs * kTurnedInputs;
+    TurnedPairs pairs[kTurnedInputs / 2];
+    turn(weight + k, num_inputs, pairs);
 #pragma GCC unroll 8
-    for (int n = 0; n < outputs; ++n) {
-      wide[n] = load(weight + n * num_inputs + k);
-      // A row is too short for the core to see the next ones coming.
-      __builtin_prefetch(weight + (n + 2 * outputs) * num_inputs + k);
-    }
+    for (int j = 0; j < kTurnedInputs / 2; ++j) {
+      const Turned one = first_of(pairs[j]), two = second_of(pairs[j]);
+      const float* input = call.input + k + 2 * j;
 #pragma GCC unroll 8
-    for (int t = 0; t < tokens; ++t) {
-      const V lanes = load(input + t * num_inputs + k);
+      for (int t = 0; t < tokens; ++t)
+        total[t] = add_in_order(total[t], input[t * num_inputs] * one);
 #pragma GCC unroll 8
-      for (int n = 0; n < outputs; ++n) total[t][n] += lanes * wide[n];
+      for (int t = 0; t < tokens; ++t)
+        total[t] = add_in_order(total[t], input[t * num_inputs + 1] * two);
     }
   }
+  for (; k < num_inputs; ++k) {
+    const Turned one = turn_one(weight + k, num_inputs);
+    for (int t = 0; t < tokens; ++t)
+      total[t] = add_in_order(total[t], call.input[t * num_inputs + k] * one);
+  }
   for (int t = 0; t < tokens; ++t)
-    for (int n = 0; n < outputs; ++n) {
-      float one = sum(total[t][n]) + (call.bias ? call.bias[first + n] : 0.0f);
-      for (int64_t rest = k; rest < num_inputs; ++rest)
-        one += input[t * num_inputs + rest] * static_cast<float>(weight[n * num_inputs + rest]);
-      call.output[(token + t) * call.num_outputs + first + n] = one;
-    }
+    std::memcpy(call.output + t * call.num_outputs + first, &total[t], sizeof(Turned));
 }
 
-template <int outputs, int tokens = 4>
-inline void all_tokens(const NarrowProduct& call, int64_t first, int64_t token = 0) {
-  for (; token + tokens <= call.num_tokens; token += tokens)
-    dot_products<tokens, outputs>(call, token, first);
-  if constexpr (tokens > 1)
-    if (token < call.num_tokens) all_tokens<outputs, tokens - 1>(call, first, token);
-}
-
-template <int outputs>
+template <int tokens = kFewTokens>
 inline void few_tokens(const NarrowProduct& call, int64_t begin, int64_t end) {
-  int64_t first = begin;
-  for (; first + outputs <= end; first += outputs) all_tokens<outputs>(call, first);
-  for (; first < end; ++first) all_tokens<1>(call, first);
+  if (call.num_tokens == tokens) {
+    for (int64_t first = begin; first < end; first += kTurnedOutputs)
+      turned_products<tokens>(
+          call, first, call.weight + std::min(first + kTurnedOutputs, end) * call.num_inputs);
+  } else if constexpr (tokens > 1) {
+    few_tokens<tokens - 1>(call, begin, end);
+  }
 }
 
 // [inputs, kPanelOutputs]: the weights of a panel's outputs, turned on their side and widened.
-inline void turn_panel(
-    const NarrowProduct& call, int64_t first, int64_t input, int64_t num_inputs, float* panel) {
-  constexpr int width = Lanes<float>::count;
-  for (int n = 0; n < kPanelOutputs; ++n) {
-    const c10::BFloat16* row = call.weight + (first + n) * call.num_inputs + input;
+inline void turn_panel(const c10::BFloat16* weight, int64_t stride, int64_t num_inputs, float* panel) {
+  for (int n = 0; n < kPanelOutputs; n += kTurnedOutputs) {
+    const c10::BFloat16* rows = weight + n * stride;
+    float* to = panel + n;
     int64_t k = 0;
-    for (; k + width <= num_inputs; k += width) {
-      const Lanes<float>::type wide = load(row + k);
-      for (int i = 0; i < width; ++i) panel[(k + i) * kPanelOutputs + n] = wide[i];
+    for (; k + kTurnedInputs <= num_inputs; k += kTurnedInputs) {
+      TurnedPairs pairs[kTurnedInputs / 2];
+      turn(rows + k, stride, pairs);
+#pragma GCC unroll 8
+      for (int j = 0; j < kTurnedInputs / 2; ++j) {
+        const Turned both[] = {first_of(pairs[j]), second_of(pairs[j])};
+        std::memcpy(to + (k + 2 * j) * kPanelOutputs, &both[0], sizeof(Turned));
+        std::memcpy(to + (k + 2 * j + 1) * kPanelOutputs, &both[1], sizeof(Turned));
+      }
     }
-    for (; k < num_inputs; ++k) panel[k * kPanelOutputs + n] = static_cast<float>(row[k]);
+    for (; k < num_inputs; ++k) {
+      const Turned one = turn_one(rows + k, stride);
+      std::memcpy(to + k * kPanelOutputs, &one, sizeof(Turned));
+    }
   }
 }
 
 inline void many_tokens(const NarrowProduct& call, int64_t begin, int64_t end) {
-  thread_local std::vector<float> panel(kInputsAtOnce * kPanelOutputs);
-  int64_t first = begin;
-  for (; first + kPanelOutputs <= end; first += kPanelOutputs) {
+  thread_local Numbers<float> panel(kInputsAtOnce * kPanelOutputs);
+  for (int64_t first = begin; first < end; first += kPanelOutputs) {
     float* output = call.output + first;
     if (call.bias)
       for (int64_t token = 0; token < call.num_tokens; ++token)
         std::copy_n(call.bias + first, kPanelOutputs, output + token * call.num_outputs);
+    // The panel that follows is fetched from memory while this one is multiplied.
+    const int64_t following = std::min(first + kPanelOutputs, end);
+    Fetching ahead(
+        call.weight + following * call.num_inputs,
+        call.weight + std::min(following + kPanelOutputs, end) * call.num_inputs);
     for (int64_t input = 0; input < call.num_inputs; input += kInputsAtOnce) {
       const int64_t num_inputs = std::min(kInputsAtOnce, call.num_inputs - input);
-      turn_panel(call, first, input, num_inputs, panel.data());
+      const c10::BFloat16* weight = call.weight + first * call.num_inputs + input;
+      turn_panel(weight, call.num_inputs, num_inputs, panel.data());
       tile_product<float>(
           call.input + input, call.num_inputs, panel.data(), kPanelOutputs, output,
-          call.num_outputs, call.num_tokens, num_inputs, kPanelOutputs, call.bias || input > 0);
+          call.num_outputs, call.num_tokens, num_inputs, kPanelOutputs, call.bias || input > 0,
+          ahead);
     }
   }
-  few_tokens<3>(call, first, end);  // less than a panel is left
+}
+
+void narrow_product(const NarrowProduct& call, int64_t begin, int64_t end);
+
+// Fewer outputs than go together, from `first` to the last: with zeros beside them.
+inline void padded_product(const NarrowProduct& call, int64_t first) {
+  const int64_t count = call.num_outputs - first;
+  std::vector<c10::BFloat16> weight(kPanelOutputs * call.num_inputs);
+  std::vector<float> bias(kPanelOutputs), output(call.num_tokens * kPanelOutputs);
+  std::copy_n(call.weight + first * call.num_inputs, count * call.num_inputs, weight.data());
+  if (call.bias) std::copy_n(call.bias + first, count, bias.data());
+  const NarrowProduct padded{
+      call.input, weight.data(), call.bias ? bias.data() : nullptr, output.data(),
+      call.num_tokens, call.num_inputs, kPanelOutputs};
+  narrow_product(padded, 0, kPanelOutputs);
+  for (int64_t token = 0; token < call.num_tokens; ++token)
+    std::copy_n(
+        &output[token * kPanelOutputs], count, call.output + token * call.num_outputs + first);
 }
 
 // Outputs of all tokens, of some panels: `begin` is a multiple of kPanelOutputs.
 inline void narrow_product(const NarrowProduct& call, int64_t begin, int64_t end) {
+  const int64_t whole = end / kPanelOutputs * kPanelOutputs;
   if (call.num_tokens > kFewTokens)
-    many_tokens(call, begin, end);
+    many_tokens(call, begin, whole);
   else
-    few_tokens<3>(call, begin, end);
+    few_tokens(call, begin, whole);
+  if (whole < end) padded_product(call, whole);
 }
 
 // Panels that are worth waking another thread for.

@@ -43,12 +43,15 @@ def test_a_layer_equals_the_one_in_float32(num_tokens: int, shape: tuple[int, in
         assert torch.allclose(layer(hidden), truth, rtol=1e-5, atol=1e-5)
 
 
-def test_a_token_is_computed_alike_alone_and_among_others():
+@pytest.mark.parametrize("shape", [(576, 192), (1000, 37)], ids=str)
+def test_a_token_is_computed_alike_alone_and_among_others(shape: tuple[int, int]):
     torch.manual_seed(0)
-    layer = WideningLinear(nn.Linear(576, 192, bias=False, dtype=torch.bfloat16))
-    hidden = torch.randn(48, 576)
+    layer = WideningLinear(nn.Linear(*shape, bias=False, dtype=torch.bfloat16))
+    hidden = torch.randn(300, shape[0])
     with torch.inference_mode():
-        assert torch.equal(layer(hidden)[17:18], layer(hidden[17:18]))
+        alone = torch.cat([layer(hidden[n : n + 1]) for n in range(40)])
+        for count in (2, 6, 7, 16, 40, 300):
+            assert torch.equal(layer(hidden[:count])[:40], alone[:count])
 
 
 # Gemma scales its embeddings by a constant that bfloat16 would round; the others hold experts,
