@@ -54,7 +54,7 @@ class ModelRunner:
         else:
             self.plan_attention = self.paged.plan
         if is_compiled(config.attention, self.device):
-            num_fused = fuse_modules(self._model)
+            num_fused = fuse_modules(self._model, self.spec)
             logger.info("%d modules of %s are fused", num_fused, config.model_path)
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)
 

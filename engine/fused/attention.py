@@ -21,12 +21,16 @@ class FusedAttention(nn.Module):
         self.q_proj, self.k_proj = module.q_proj, module.k_proj
         self.v_proj, self.o_proj = module.v_proj, module.o_proj
         # Norms of each head, in some families.
-        self.q_norm = getattr(module, "q_norm", nn.Identity())
-        self.k_norm = getattr(module, "k_norm", nn.Identity())
-        self._has_norms = hasattr(module, "q_norm")
+        self.q_norm: nn.Module | None = getattr(module, "q_norm", None)
+        self.k_norm: nn.Module | None = getattr(module, "k_norm", None)
         self._projections = Projections(self.q_proj, self.k_proj, self.v_proj)
-        self._head_dim = module.head_dim
-        self._layer = layer
+        self.head_dim = module.head_dim
+        self.layer = layer
+
+    @property
+    def norms(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """Those of each head's queries and keys."""
+        return self.q_norm, self.k_norm
 
     def forward(
         self,
@@ -39,14 +43,14 @@ class FusedAttention(nn.Module):
         """[1, num_tokens, hidden_size] -> the same shape."""
         num_tokens = hidden_states.shape[1]
         query, key, value = (
-            heads.view(num_tokens, -1, self._head_dim) for heads in self._projections(hidden_states)
+            heads.view(num_tokens, -1, self.head_dim) for heads in self._projections(hidden_states)
         )
-        if self._has_norms:
+        if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         cosine, sine = position_embeddings
         torch.ops.relevo.rotary.default(query, key, cosine[0], sine[0])
         attended = attention_metadata.attend(
-            self._layer, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+            self.layer, query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         )
         return self.o_proj(attended.reshape(1, num_tokens, -1)), None
 

@@ -2,14 +2,14 @@
 
 1. One small forward, in which every module that might be fused notes how it is called.
 2. Each of them gets that call again, and so does what it might be: only equal answers let it in.
+   From the inside out: a layer is fused when all its modules are.
 3. The same forward again: unless its logits are those of before, all is taken back.
 
 So no list of families is kept. What does something else, by however little, stays as it is.
 """
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,68 +17,31 @@ from torch import nn
 
 from engine.fused.attention import attention_candidates
 from engine.fused.gated_mlp import gated_mlp_candidates
+from engine.fused.layer import layer_candidates, looks_like_layer
 from engine.fused.norm import norm_candidates
+from engine.fused.probe import POSITIONS, Call, small_step
+from engine.kv_cache import KVCacheSpec
 from engine.layer_attention import LayerAttention
 
 logger = logging.getLogger(__name__)
 
 # Of the largest number. In float64 that leaves out norms that transformers rounds to float32.
 _TOLERANCES = {torch.float32: 3e-5, torch.float64: 1e-12}
-_POSITIONS = (3, 0, 77, 20, 41)
-_SMALL = 1e-3  # inputs of this size make an epsilon count
-
-
-@dataclass(slots=True)
-class RecordingAttention:
-    """Stands in for a step's attention: gives random numbers, and notes what it was asked."""
-
-    layer: LayerAttention | None = None  # the last one's
-    asked: list[torch.Tensor] = field(default_factory=list)
-
-    def attend(
-        self, layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        """[num_tokens, num_heads, value_dim]; the same numbers in each layer."""
-        self.layer = layer
-        self.asked += [query, key, value]
-        shape = (query.shape[1], query.shape[0], value.shape[2])
-        generator = torch.Generator().manual_seed(0)
-        return torch.randn(shape, generator=generator, dtype=query.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """How a module was called."""
-
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-    def answers_of(self, module: nn.Module) -> tuple[list[torch.Tensor], LayerAttention | None]:
-        """What the module gives, for small inputs too, and asks of attention."""
-        attention = RecordingAttention()
-        keywords = dict(self.keywords)
-        if "attention_metadata" in keywords:
-            keywords["attention_metadata"] = attention
-        answers = [_first(module(*self.arguments, **keywords))]
-        if self.arguments:
-            small = self.arguments[0] * _SMALL
-            answers.append(_first(module(small, *self.arguments[1:], **keywords)))
-        return answers + attention.asked, attention.layer
+_NOT_CALLABLE = (AttributeError, RuntimeError, TypeError, ValueError)  # as the module is
 
 
 @torch.inference_mode()
-def fuse_modules(model: Any) -> int:
+def fuse_modules(model: Any, spec: KVCacheSpec) -> int:
     """Replace what can be replaced, in place; how many modules that were."""
-    calls: dict[str, _Call] = {}
-    before = _forward_noting(model, calls)
+    calls: dict[str, Call] = {}
+    before = _forward_noting(model, spec, calls)
     replaced: dict[str, nn.Module] = {}
-    # From the inside out: norms within an attention block are fused before the block is.
     for name in sorted(calls, key=lambda each: -each.count(".")):
         module = model.get_submodule(name)
-        if (fused := _find_equal(module, calls[name])) is not None:
+        if (fused := _find_equal(module, calls[name], spec)) is not None:
             replaced[name] = module
             model.set_submodule(name, fused)
-    if replaced and _deviation([before], [_forward(model)]) > _TOLERANCES[before.dtype]:
+    if replaced and not _says_the_same(model, spec, before):
         logger.warning("the fused modules of this model do not fit together: none is used")
         for name, module in reversed(replaced.items()):
             model.set_submodule(name, module)
@@ -86,12 +49,12 @@ def fuse_modules(model: Any) -> int:
     return len(replaced)
 
 
-def _forward_noting(model: Any, calls: dict[str, _Call]) -> torch.Tensor:
+def _forward_noting(model: Any, spec: KVCacheSpec, calls: dict[str, Call]) -> torch.Tensor:
     """The logits of one small forward, [tokens, vocab]; `calls` gets who might be fused."""
 
     def noting(name: str) -> Any:
         def note(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            calls[name] = _Call(arguments, keywords)
+            calls[name] = Call(arguments, keywords)
 
         return note
 
@@ -99,30 +62,38 @@ def _forward_noting(model: Any, calls: dict[str, _Call]) -> torch.Tensor:
     hooks = [
         module.register_forward_pre_hook(noting(name), with_kwargs=True)
         for name, module in model.named_modules()
-        if next(_candidates(module, layer), None) is not None
+        if looks_like_layer(module) or next(_candidates(module, layer), None) is not None
     ]
     try:
-        return _forward(model)
+        return _forward(model, spec)
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _forward(model: Any) -> torch.Tensor:
+def _forward(model: Any, spec: KVCacheSpec) -> torch.Tensor:
     vocab_size = model.config.get_text_config().vocab_size
-    count = len(_POSITIONS)
+    count = len(POSITIONS)
     # Not ids near 0: the embedding of padding is all zeros.
     token_ids = [vocab_size * (n + 1) // (count + 1) for n in range(count)]
     output = model(
         input_ids=torch.tensor([token_ids]),
-        position_ids=torch.tensor([_POSITIONS]),
+        position_ids=torch.tensor([POSITIONS]),
         use_cache=False,
         logits_to_keep=torch.arange(count),
-        attention_metadata=RecordingAttention(),
+        attention_metadata=small_step(spec),
     )
     logits = output.logits[0]
     assert isinstance(logits, torch.Tensor)
     return logits
+
+
+def _says_the_same(model: Any, spec: KVCacheSpec, before: torch.Tensor) -> bool:
+    try:
+        after = _forward(model, spec)
+    except _NOT_CALLABLE:
+        return False
+    return _deviation([before], [after]) <= _TOLERANCES[before.dtype]
 
 
 def _candidates(module: nn.Module, layer: LayerAttention | None) -> Iterator[nn.Module]:
@@ -131,17 +102,33 @@ def _candidates(module: nn.Module, layer: LayerAttention | None) -> Iterator[nn.
     yield from attention_candidates(module, layer)
 
 
-def _find_equal(module: nn.Module, call: _Call) -> nn.Module | None:
-    """The candidate whose answers are nearest, if they are near enough."""
+def _find_equal(module: nn.Module, call: Call, spec: KVCacheSpec) -> nn.Module | None:
+    """What does the same as a module."""
+    if looks_like_layer(module):
+
+        def ask(each: nn.Module) -> list[torch.Tensor]:
+            return call.answers_over(each, spec)
+
+        return _nearest(ask(module), layer_candidates(module), ask)
     expected, layer = call.answers_of(module)
+    candidates = _candidates(module, layer)
+    return _nearest(expected, candidates, lambda each: call.answers_of(each)[0])
+
+
+def _nearest(
+    expected: list[torch.Tensor],
+    candidates: Iterator[nn.Module],
+    ask: Callable[[nn.Module], list[torch.Tensor]],
+) -> nn.Module | None:
+    """The candidate whose answers are nearest, if they are near enough."""
     if not {answer.dtype for answer in expected} <= _TOLERANCES.keys():
         return None
     best, least = None, min(_TOLERANCES[answer.dtype] for answer in expected)
-    for candidate in _candidates(module, layer):
+    for candidate in candidates:
         try:
-            answers, _ = call.answers_of(candidate)
-        except (AttributeError, RuntimeError, TypeError, ValueError):
-            continue  # it cannot even be called as the module is
+            answers = ask(candidate)
+        except _NOT_CALLABLE:
+            continue
         if (deviation := _deviation(expected, answers)) <= least:
             best, least = candidate, deviation
     return best
@@ -152,14 +139,8 @@ def _deviation(expected: list[torch.Tensor], answers: list[torch.Tensor]) -> flo
     if [each.shape for each in expected] != [each.shape for each in answers]:
         return float("inf")
     parts = [
-        float((one - two).abs().max() / one.abs().max().clamp(min=1e-30))
+        (one - two).abs().max() / one.abs().max().clamp(min=1e-30)
         for one, two in zip(expected, answers, strict=True)
     ]
-    return max(parts)
-
-
-def _first(answer: Any) -> torch.Tensor:
-    """A module's answer, or the first of several."""
-    first = answer[0] if isinstance(answer, tuple) else answer
-    assert isinstance(first, torch.Tensor)
-    return first
+    # What is no number anywhere is as far off as can be.
+    return float(torch.stack(parts).nan_to_num(nan=float("inf")).max())

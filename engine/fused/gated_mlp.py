@@ -19,7 +19,7 @@ class FusedGatedMLP(nn.Module):
         self.gate_proj = module.gate_proj
         self.up_proj = module.up_proj
         self.down_proj = module.down_proj
-        self._activation = ACTIVATIONS.index(activation)
+        self.activation = ACTIVATIONS.index(activation)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[.., hidden_size] -> the same shape."""
@@ -29,7 +29,7 @@ class FusedGatedMLP(nn.Module):
             self.up_proj.weight,
             self.gate_proj.bias,
             self.up_proj.bias,
-            self._activation,
+            self.activation,
         )
         down: torch.Tensor = self.down_proj(gated)
         return down

@@ -145,24 +145,41 @@ class PieceRun {
         });
   }
 
+  // What is fetched while a run of keys or values is multiplied: the run that comes after it.
+  LinesAhead ahead_of(int begin, int end, int position, int count, int plane) const {
+    int next = position + count, next_plane = plane;
+    if (next >= end && plane == 0) next = begin, next_plane = 1;
+    else if (next >= end) next_plane = 0;  // keys of the tile that follows
+    const int num_left = first_position_ + piece_.num_queries - next;
+    const int next_count =
+        std::min(num_left, call_.block_size - next % call_.block_size);
+    if (next_count <= 0) return LinesAhead(nullptr, 0, 0, 0);
+    return LinesAhead(
+        call_.slot(piece_.row, next, next_plane, piece_.first_head), next_count,
+        piece_.num_heads * call_.head_stride * sizeof(scalar_t),
+        call_.token_stride * sizeof(scalar_t));
+  }
+
   void score_in_place(int begin, int end) {
     for_runs(begin, end, [&](int position, int count) {
+      LinesAhead ahead = ahead_of(begin, end, position, count, 0);
       for_heads([&](int head, int r, auto rows) {
         scores_in_place<rows()>(
             query_of(r), query_width_, call_.slot(piece_.row, position, 0, head),
-            call_.slot(piece_.row, position, 1, head), call_.token_stride, count,
-            call_.head_dim, scores_of(r) + position - begin, kKeysPerTile);
+            call_.token_stride, count, call_.head_dim, scores_of(r) + position - begin,
+            kKeysPerTile, ahead);
       });
     });
   }
 
   void add_in_place(int begin, int end) {
     for_runs(begin, end, [&](int position, int count) {
+      LinesAhead ahead = ahead_of(begin, end, position, count, 1);
       for_heads([&](int head, int r, auto rows) {
         values_in_place<rows()>(
             scores_of(r) + position - begin, kKeysPerTile,
             call_.slot(piece_.row, position, 1, head), call_.token_stride, count,
-            call_.value_dim, output_of(r), value_width_);
+            call_.value_dim, output_of(r), value_width_, ahead);
       });
     });
   }

@@ -1,8 +1,9 @@
-// What a layer does beside attention, as torch operations. One file, for torch's own headers take
+// What a layer does beside attention, and all of it, as torch operations. One file, for torch's own headers take
 // most of the time that compiling takes.
 
 #include <torch/library.h>
 
+#include "decoder_layer.h"
 #include "gated_linear.h"
 #include "linear.h"
 #include "rms_norm.h"
@@ -16,6 +17,13 @@ TORCH_LIBRARY_FRAGMENT(relevo, library) {
   library.def(
       "gated_linear(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias, Tensor? up_bias, "
       "int activation) -> Tensor");
+  library.class_<DecoderLayer>("DecoderLayer")
+      .def(torch::init<
+           const DecoderLayer::Optionals&, const DecoderLayer::Factors&,
+           const DecoderLayer::Factors&, DecoderLayer::Weights, const DecoderLayer::Optionals&,
+           int64_t, int64_t, double, int64_t, double, int64_t, double,
+           std::optional<at::Tensor>>())
+      .def("forward", &DecoderLayer::forward);
   library.def("rms_norm(Tensor input, Tensor weight, float epsilon, float offset) -> Tensor");
   library.def("rotary(Tensor(a!) query, Tensor(b!) key, Tensor cosine, Tensor sine) -> ()");
 }

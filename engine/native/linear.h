@@ -67,4 +67,11 @@ inline at::Tensor widening_linear(
   return output;
 }
 
+// One product, whatever its weight is stored in.
+inline at::Tensor project(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  return widens(input, weight) ? widening_linear(input, weight, bias)
+                               : at::linear(input, weight, bias);
+}
+
 }  // namespace relevo

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention_piece.h"
+#include "paged_attention.h"
 
 namespace relevo {
 namespace {
@@ -78,7 +79,8 @@ void run_pieces(const Call<scalar_t>& call, const std::vector<Piece>& pieces) {
   });
 }
 
-// Writes this step's keys and values into the cache, then attends; [tokens, heads, value_dim].
+}  // namespace
+
 at::Tensor paged_attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, at::Tensor cache,
     int64_t layer, const at::Tensor& block_table, const at::Tensor& row_starts,
@@ -126,8 +128,6 @@ at::Tensor paged_attention(
       });
   return output;
 }
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(relevo, library) {
   library.def(

@@ -13,26 +13,50 @@ inline void widen(const scalar_t* from, acc_t* to, int count, acc_t factor = 1) 
   for (; i < count; ++i) to[i] = static_cast<acc_t>(from[i]) * factor;
 }
 
-constexpr int kKeysAhead = 8;
+// Keys or values that are needed next, fetched line by line in the order in which they lie: the core
+// itself does not see through heads of a token that lie between others.
+class LinesAhead {
+ public:
+  // `count` tokens of which `bytes` each are wanted, `stride` bytes apart.
+  LinesAhead(const void* begin, int count, int64_t bytes, int64_t stride)
+      : line_(static_cast<const char*>(begin)),
+        end_(line_ + bytes),
+        bytes_(bytes),
+        stride_(stride),
+        tokens_left_(count) {}
 
-// Heads of a token lie between others, which the core does not see through: it is told.
-template <typename scalar_t>
-inline void prefetch(const scalar_t* from, int count) {
-  for (int i = 0; i < count; i += 64 / int(sizeof(scalar_t))) __builtin_prefetch(from + i);
-}
+  void fetch() {
+    if (tokens_left_ <= 0) return;
+    __builtin_prefetch(line_);
+    line_ += kLine;
+    if (line_ < end_) return;
+    --tokens_left_;
+    end_ += stride_;
+    line_ = end_ - bytes_;
+  }
 
-// scores[row][key] of up to four query rows against keys where they lie; meanwhile their values
-// and the keys that follow are fetched.
+  template <typename scalar_t>
+  void fetch(int num_numbers) {
+    for (int i = 0; i < num_numbers * int(sizeof(scalar_t)); i += kLine) fetch();
+  }
+
+ private:
+  static constexpr int kLine = 64;
+  const char *line_, *end_;
+  int64_t bytes_, stride_;
+  int tokens_left_;
+};
+
+// scores[row][key] of up to four query rows against keys where they lie.
 template <int rows, typename scalar_t, typename acc_t>
 inline void scores_in_place(
-    const acc_t* query, int query_stride, const scalar_t* keys, const scalar_t* values,
-    int64_t key_stride, int num_keys, int head_dim, acc_t* scores, int score_stride) {
+    const acc_t* query, int query_stride, const scalar_t* keys, int64_t key_stride, int num_keys,
+    int head_dim, acc_t* scores, int score_stride, LinesAhead& ahead) {
   using V = typename Lanes<acc_t>::type;
   constexpr int width = Lanes<acc_t>::count;
   for (int j = 0; j < num_keys; ++j) {
     const scalar_t* key = keys + j * key_stride;
-    if (j + kKeysAhead < num_keys) prefetch(key + kKeysAhead * key_stride, head_dim);
-    prefetch(values + j * key_stride, head_dim);
+    ahead.fetch<scalar_t>(head_dim);
     V total[rows] = {};
     int d = 0;
     for (; d + width <= head_dim; d += width) {
@@ -53,7 +77,7 @@ inline void scores_in_place(
 template <int rows, typename scalar_t, typename acc_t>
 inline void values_in_place(
     const acc_t* scores, int score_stride, const scalar_t* values, int64_t value_stride,
-    int num_keys, int value_dim, acc_t* output, int output_stride) {
+    int num_keys, int value_dim, acc_t* output, int output_stride, LinesAhead& ahead) {
   using V = typename Lanes<acc_t>::type;
   constexpr int width = Lanes<acc_t>::count;
   constexpr int lanes = 2;
@@ -64,6 +88,7 @@ inline void values_in_place(
       for (int l = 0; l < lanes; ++l) total[r][l] = load(output + r * output_stride + d + l * width);
     for (int j = 0; j < num_keys; ++j) {
       const scalar_t* value = values + j * value_stride + d;
+      ahead.fetch<scalar_t>(lanes * width);
       const V first = load(value), second = load(value + width);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {

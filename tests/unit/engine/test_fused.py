@@ -13,16 +13,25 @@ from engine.attention import ATTENTION_NAME, register_attention
 from engine.fused.attention import FusedAttention
 from engine.fused.fuse import fuse_modules
 from engine.fused.gated_mlp import ACTIVATIONS, FusedGatedMLP
-from engine.fused.norm import FusedNorm
+from engine.fused.layer import FusedLayer
+from engine.fused.norm import FusedNorm, norm_candidates
+from engine.kv_cache import KVCacheSpec
+from engine.model_probe import probe_model
 from engine.native.library import load_library
-from tests.tiny_families import FAMILIES
+from tests.tiny_families import FAMILIES, Family
 
 pytestmark = pytest.mark.skipif(
     shutil.which("c++") is None, reason="no C++ compiler on this machine"
 )
-NAMES = {FusedNorm: "norm", FusedAttention: "attention", FusedGatedMLP: "mlp"}
+NAMES = {
+    FusedNorm: "norm",
+    FusedAttention: "attention",
+    FusedGatedMLP: "mlp",
+    FusedLayer: "layer",
+}
+KINDS = {**FAMILIES, "exaone4": Family("Exaone4")}  # whose norms are all behind
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
-WHOLE = {"norm": 5, "attention": 2, "mlp": 2}  # of two layers
+WHOLE = {"norm": 5, "attention": 2, "mlp": 2, "layer": 2}  # of two layers
 
 
 @pytest.fixture(autouse=True)
@@ -96,10 +105,14 @@ def test_gate(dtype: torch.dtype, activation: str, num_tokens: int):
 
 
 def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    kind = FAMILIES[family]
+    kind = KINDS[family]
     model = kind.build(kind.config()).to(dtype).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
     return model
+
+
+def spec_of(model: Any) -> KVCacheSpec:
+    return probe_model(model, max_model_len=100, block_size=8, wanted_windows={})
 
 
 def kinds_of(model: nn.Module) -> dict[str, int]:
@@ -115,21 +128,35 @@ def kinds_of(model: nn.Module) -> dict[str, int]:
         ("gemma3", {**WHOLE, "norm": 13}),
         ("mixtral", {"norm": 5, "attention": 2}),
         ("phi3", {"norm": 5}),
-        ("smollm3", {**WHOLE, "attention": 1}),  # one of its layers has no positions
+        ("exaone4", {**WHOLE, "norm": 9}),
+        ("granite", WHOLE),  # what a layer adds is scaled
+        ("smollm3", {**WHOLE, "attention": 1, "layer": 1}),  # one of its layers has no positions
         ("cohere", {"mlp": 2}),  # its pairs are neighbours, its norm is another one
         ("gpt2", {}),
     ],
 )
 def test_what_is_known_is_fused(family: str, expected: dict[str, int]):
     model = build(family)
-    assert fuse_modules(model) == sum(expected.values())
+    assert fuse_modules(model, spec_of(model)) == sum(expected.values())
     assert kinds_of(model) == expected
 
 
 def test_in_float64_a_norm_that_rounds_to_float32_stays():
     model = build("llama", torch.float64)
-    fuse_modules(model)
+    fuse_modules(model, spec_of(model))
     assert kinds_of(model) == {"attention": 2, "mlp": 2}
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "granite", "exaone4"]
+)
+def test_a_whole_layer_is_the_same_to_rounding(family: str):
+    model = build(family, torch.float64)
+    for name, module in list(model.named_modules()):
+        if norms := list(norm_candidates(module)):  # which do not round to float32
+            model.set_submodule(name, norms[family.startswith("gemma")])
+    fuse_modules(model, spec_of(model))
+    assert kinds_of(model)["layer"] == 2
 
 
 class Louder(nn.Module):
@@ -145,14 +172,40 @@ class Louder(nn.Module):
         return answer * 1.001 if isinstance(answer, torch.Tensor) else (answer[0] * 1.001, None)
 
 
-@pytest.mark.parametrize("name", ["input_layernorm", "self_attn", "mlp"])
-def test_what_only_looks_alike_stays(name: str):
+class TornWhenSmall(Louder):
+    """Has no answer to small numbers."""
+
+    def forward(self, hidden: torch.Tensor) -> Any:
+        answer = self.inner(self, hidden)
+        return answer if hidden.abs().max() > 0.02 else answer * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("input_layernorm", Louder),
+        ("self_attn", Louder),
+        ("mlp", Louder),
+        ("input_layernorm", TornWhenSmall),
+        ("mlp", TornWhenSmall),
+    ],
+)
+def test_what_only_looks_alike_stays(name: str, kind: type[Louder]):
     model = build("llama")
     path = f"model.layers.1.{name}"
-    louder = Louder(model.get_submodule(path))
-    model.set_submodule(path, louder)
-    assert fuse_modules(model) == sum(WHOLE.values()) - 1
-    assert model.get_submodule(path) is louder
+    other = kind(model.get_submodule(path))
+    model.set_submodule(path, other)
+    assert fuse_modules(model, spec_of(model)) == sum(WHOLE.values()) - 2  # its layer stays, too
+    assert model.get_submodule(path) is other
+
+
+def test_a_layer_that_does_a_little_more_stays():
+    model = build("llama")
+    layer = model.model.layers[1]
+    forward = layer.forward
+    layer.forward = lambda *arguments, **keywords: forward(*arguments, **keywords) * 1.001
+    assert fuse_modules(model, spec_of(model)) == sum(WHOLE.values()) - 1
+    assert model.model.layers[1] is layer
 
 
 def test_a_model_that_then_says_something_else_gets_all_its_modules_back(
@@ -168,5 +221,5 @@ def test_a_model_that_then_says_something_else_gets_all_its_modules_back(
         return -hidden if isinstance(self.mlp, FusedGatedMLP) else hidden
 
     monkeypatch.setattr(layer, "forward", looking)
-    assert fuse_modules(model) == 0
+    assert fuse_modules(model, spec_of(model)) == 0
     assert list(model.named_modules()) == before

@@ -14,7 +14,7 @@ from engine.engine import Engine
 from engine.native.library import load_library
 from engine.widening import WideningLinear, is_all_bfloat16, keep_narrow
 from tests.tiny_families import FAMILIES
-from tests.unit.engine.conftest import generate, make_request, random_prompt
+from tests.unit.engine.conftest import make_request, random_prompt, run, tokens_by_request
 
 pytestmark = pytest.mark.skipif(
     shutil.which("c++") is None, reason="no C++ compiler on this machine"
@@ -83,15 +83,23 @@ def test_a_table_that_is_the_head_too_stays_one_and_narrow(family: str, tmp_path
     assert table.dtype is torch.bfloat16
 
 
-def test_an_engine_in_float32_leaves_the_weights_in_their_file(tmp_path: Path):
-    path = str(FAMILIES["llama"].save(tmp_path, torch.bfloat16))
-    settings = {"model_path": path, "dtype": "float32", "block_size": 4, "num_kv_blocks": 32}
-    narrow = Engine(EngineConfig(**settings))
+# Grouped heads, norms of heads, windows with a soft-cap and norms behind, scaled residuals.
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "granite"])
+def test_an_engine_in_float32_leaves_the_weights_in_their_file(family: str, tmp_path: Path):
+    path = str(FAMILIES[family].save(tmp_path, torch.bfloat16))
+    settings = {"model_path": path, "dtype": "float32", "block_size": 4, "num_kv_blocks": 64}
+    narrow = Engine(EngineConfig(**settings, max_num_batched_tokens=24))
     wide = Engine(EngineConfig(**settings, attention="torch"))
     assert narrow.spec == wide.spec
     assert narrow.memory.weights_bytes < 0.6 * wide.memory.weights_bytes
-    prompt = [token_id % 128 for token_id in random_prompt(20)]
-    assert generate(narrow, make_request("a", prompt)) == generate(wide, make_request("a", prompt))
+    prompts = {
+        str(length): [token_id % 128 for token_id in random_prompt(length)]
+        for length in (1, 20, 45)
+    }
+    for engine in (narrow, wide):
+        for name, prompt in prompts.items():
+            engine.add_request(make_request(name, prompt))
+    assert tokens_by_request(run(narrow)) == tokens_by_request(run(wide))
 
 
 def test_a_checkpoint_with_anything_else_is_no_bfloat16_checkpoint(tmp_path: Path):
