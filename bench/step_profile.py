@@ -37,7 +37,8 @@ def parts_of(run: Callable[[], Pace], *, vocab_size: int) -> tuple[dict[str, flo
         run()
     parts: dict[str, float] = defaultdict(float)
     for event in profiler.key_averages(group_by_input_shape=True):
-        is_head = event.key == "relevo::widening_linear" and event.input_shapes[1][0] == vocab_size
+        weight_shape = (event.input_shapes or [[], []])[1:2] or [[]]
+        is_head = event.key == "relevo::widening_linear" and vocab_size in weight_shape[0][:1]
         part = HEAD if is_head else PARTS.get(event.key, OTHERS)
         parts[part] += event.self_cpu_time_total / 1e6
     events = profiler.events()

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/ops/add.h>
+#include <ATen/record_function.h>
 #include <torch/custom_class.h>
 
 #include <optional>
@@ -17,12 +18,20 @@
 
 namespace relevo {
 
+// A part of the layer, for profilers: by the name that it has as an operation of its own.
+template <typename function_t>
+auto recorded(const char* name, function_t&& function) {
+  RECORD_FUNCTION(name, c10::ArrayRef<const c10::IValue>{});
+  return function();
+}
+
 struct Norm {
   std::optional<at::Tensor> weight;  // none: nothing is done
   double epsilon, offset;
 
   at::Tensor operator()(const at::Tensor& input) const {
-    return weight ? rms_norm(input, *weight, epsilon, offset) : input;
+    if (!weight) return input;
+    return recorded("relevo::rms_norm", [&] { return rms_norm(input, *weight, epsilon, offset); });
   }
 };
 
@@ -63,30 +72,44 @@ class DecoderLayer : public torch::CustomClassHolder {
       const at::Tensor& cache, const at::Tensor& block_table, const at::Tensor& row_starts,
       const at::Tensor& context_lens) const {
     const auto [query, key, value] = heads_of(norms_[kBeforeAttention](hidden));
-    rotary(query, key, cosine[0], sine[0]);
-    const at::Tensor attended = paged_attention(
-        query, key, value, cache, index_, block_table, row_starts, context_lens, scaling_, window_,
-        softcap_, sinks_);
+    recorded("relevo::rotary", [&] { rotary(query, key, cosine[0], sine[0]); });
+    const at::Tensor attended = recorded("relevo::paged_attention", [&, &q = query, &k = key, &v = value] {
+      return paged_attention(
+          q, k, v, cache, index_, block_table, row_starts, context_lens, scaling_, window_,
+          softcap_, sinks_);
+    });
     const at::Tensor output = product(attended.view({1, hidden.size(1), -1}), kOutput);
-    const at::Tensor middle =
-        at::add(hidden, norms_[kBehindAttention](output), residual_factor_);
-    const at::Tensor gated = gated_linear(
-        norms_[kBeforeMlp](middle), weights_[kGate], weights_[kUp], biases_[kGate], biases_[kUp],
-        activation_);
-    return at::add(middle, norms_[kBehindMlp](product(gated, kDown)), residual_factor_);
+    const at::Tensor middle = add(hidden, norms_[kBehindAttention](output));
+    const at::Tensor gated = gate(norms_[kBeforeMlp](middle));
+    return add(middle, norms_[kBehindMlp](product(gated, kDown)));
   }
 
  private:
   // Queries, keys and values, each [tokens, heads, head_dim].
   std::tuple<at::Tensor, at::Tensor, at::Tensor> heads_of(const at::Tensor& hidden) const {
     const Biases biases({biases_[kQueries], biases_[kKeys], biases_[kValues]});
-    auto products = linears(hidden, {weights_[kQueries], weights_[kKeys], weights_[kValues]}, biases);
+    auto products = recorded("relevo::linears", [&] {
+      return linears(hidden, {weights_[kQueries], weights_[kKeys], weights_[kValues]}, biases);
+    });
     for (at::Tensor& each : products) each = each.view({hidden.size(1), -1, head_dim_});
     return {norms_[kQuery](products[0]), norms_[kKey](products[1]), products[2]};
   }
 
+  at::Tensor gate(const at::Tensor& hidden) const {
+    return recorded("relevo::gated_linear", [&] {
+      return gated_linear(
+          hidden, weights_[kGate], weights_[kUp], biases_[kGate], biases_[kUp], activation_);
+    });
+  }
+
   at::Tensor product(const at::Tensor& input, Product which) const {
-    return project(input, weights_[which], biases_[which]);
+    return recorded("relevo::widening_linear", [&] {
+      return project(input, weights_[which], biases_[which]);
+    });
+  }
+
+  at::Tensor add(const at::Tensor& hidden, const at::Tensor& change) const {
+    return at::add(hidden, change, residual_factor_);
   }
 
   std::vector<Norm> norms_;

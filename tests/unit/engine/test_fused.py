@@ -112,7 +112,7 @@ def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def spec_of(model: Any) -> KVCacheSpec:
-    return probe_model(model, max_model_len=100, block_size=8, wanted_windows={})
+    return probe_model(model, max_model_len=100, block_size=8, wanted_windows={}).spec
 
 
 def kinds_of(model: nn.Module) -> dict[str, int]:
