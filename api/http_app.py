@@ -6,6 +6,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from api.anthropic.requests import read_messages_call
 from api.anthropic.writer import MessageWriter
@@ -50,11 +51,14 @@ def build_http_app(
     completion = GenerationEndpoint(serving, read_completion, completion_writer)
     messages = GenerationEndpoint(serving, read_messages_call, MessageWriter)
     responses = GenerationEndpoint(serving, read_response_call, ResponseWriter)
+    endpoints = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": completion,
+        "/v1/responses": responses,
+        "/v1/messages": messages,
+    }
     routes = [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completion, methods=["POST"]),
-        Route("/v1/responses", responses, methods=["POST"]),
-        Route("/v1/messages", messages, methods=["POST"]),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
         Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
@@ -75,8 +79,14 @@ def build_http_app(
     app = ExceptionMiddleware(
         Router(routes, redirect_slashes=False), handlers={HTTPException: _on_http_exception}
     )
+
+    async def switch(scope: Scope, receive: Receive, send: Send) -> None:
+        # What is asked for most often needs no search.
+        endpoint = endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        await (app if endpoint is None else endpoint)(scope, receive, send)
+
     return HttpGate(
-        app,
+        switch,
         keys,
         routes=[route.path for route in routes],
         is_leaving=lambda: serving.is_leaving,

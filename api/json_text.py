@@ -11,7 +11,7 @@ MAX_DEPTH = 64
 _MAX_SEARCHED_BYTES = 64 * 1024
 
 # Of a text whose objects are looked at one by one: for a longer one passes in C are cheaper.
-_MAX_WALKED_BYTES = 8 * 1024
+_MAX_SHORT_BYTES = 8 * 1024
 
 _MARKS = b'"[]{}:'
 _NOT_MARKS = bytes(set(range(256)) - set(_MARKS))
@@ -27,25 +27,34 @@ class RepeatedNameError(ValueError):
 
 def parse_json(text: bytes) -> object:
     """Return the value; ValueError says, without a word of the text, why there is none."""
-    num_objects = text.count(b"{")  # at most: some may stand in strings, as may all marks
-    if len(text) > _MAX_WALKED_BYTES or num_objects + text.count(b"[") > MAX_DEPTH:
-        return _parse_with_care(text)
-    # So few brackets cannot nest too deep, and with a name kept for each colon none came twice.
-    value = _loads(text)
-    if _num_names_in(value, num_objects) == text.count(b":"):
-        return value
-    return _parse_with_care(text)
+    return _parse_long(text) if len(text) > _MAX_SHORT_BYTES else _parse_short(text)
 
 
-def _parse_with_care(text: bytes) -> object:
-    marks = _marks_outside_strings(text)
-    if _depth(marks) > MAX_DEPTH:
-        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+def _parse_short(text: bytes) -> object:
+    outside = b"".join(_unescaped(text).split(b'"')[::2])  # of strings
+    num_objects = outside.count(b"{")
+    if num_objects + outside.count(b"[") > MAX_DEPTH:
+        _check_depth(_marks_outside_strings(text))
     value = _loads(text)
     # Of equal names in one object the parser keeps one: then a colon is missing.
-    if _num_names(marks) != _num_names_kept(value, text, marks):
+    if outside.count(b":") != _num_names_kept(value, num_objects):
         raise RepeatedNameError(_repeated_name(text))
     return value
+
+
+def _parse_long(text: bytes) -> object:
+    marks = _marks_outside_strings(text)
+    _check_depth(marks)
+    value = _loads(text)
+    # Written anew and looked at in C, whatever it holds.
+    if _num_names(marks) != _num_names(_marks_outside_strings(orjson.dumps(value))):
+        raise RepeatedNameError(_repeated_name(text))
+    return value
+
+
+def _check_depth(marks: npt.NDArray[np.uint8]) -> None:
+    if _depth(marks) > MAX_DEPTH:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
 def _loads(text: bytes) -> object:
@@ -67,13 +76,17 @@ def _marks_outside_strings(text: bytes) -> npt.NDArray[np.uint8]:
 
     A few passes over the bytes, all of them in C: the text may be hostile and the loop must go on.
     """
-    # Escaped backslashes go first, so that what then stands before a quote does escape it.
-    text = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_MARKS)
-    marks = np.frombuffer(text, dtype=np.uint8)
+    marks = np.frombuffer(_unescaped(text).translate(None, _NOT_MARKS), dtype=np.uint8)
     is_quote = marks == ord('"')
     is_outside = np.cumsum(is_quote, dtype=np.int32) % 2 == 0
     found: npt.NDArray[np.uint8] = marks[is_outside & ~is_quote]
     return found
+
+
+def _unescaped(text: bytes) -> bytes:
+    """The same without what is escaped, so that each quote left begins or ends a string."""
+    # Escaped backslashes go first, so that what then stands before a quote does escape it.
+    return text.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
 def _depth(marks: npt.NDArray[np.uint8]) -> int:
@@ -87,13 +100,7 @@ def _num_names(marks: npt.NDArray[np.uint8]) -> int:
     return int(np.count_nonzero(marks == ord(":")))
 
 
-def _num_names_kept(value: object, text: bytes, marks: npt.NDArray[np.uint8]) -> int:
-    if len(text) > _MAX_WALKED_BYTES:
-        return _num_names(_marks_outside_strings(orjson.dumps(value)))
-    return _num_names_in(value, int(np.count_nonzero(marks == ord("{"))))
-
-
-def _num_names_in(value: object, num_left: int) -> int:
+def _num_names_kept(value: object, num_left: int) -> int:
     """Count the names of all objects, of which there are no more than `num_left`."""
     num_names = 0
     around = [value]

@@ -51,13 +51,14 @@ class TextStream:
         self._on_close = on_close
         self.transcript: Transcript | None = None  # of all deltas, where one is kept
         self.is_finished = False
+        self._last_report: RequestReport | None = None  # once nothing runs any more
         self._aborting: asyncio.Task[None] | None = None
         self._abort_error: ApiError | None = None  # what its reader is told then
 
     @property
     def report(self) -> RequestReport:
         """Where time and tokens went so far."""
-        return self._generation.report
+        return self._generation.report if self._last_report is None else self._last_report
 
     @property
     def num_tokens(self) -> int:
@@ -121,6 +122,8 @@ class TextStream:
         self.is_finished = True
         try:
             await self._generation.aclose(reason)
+            # Each is made anew, and at the end everybody asks for it.
+            self._last_report = self._generation.report
         finally:
             self._on_close()
 
