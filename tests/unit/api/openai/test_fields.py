@@ -36,12 +36,35 @@ def test_what_is_not_served_is_a_400_that_names_it(name: str, value: object) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("user", 5), ("metadata", "x"), ("store", 1), ("service_tier", {})]
+    ("name", "value"),
+    [
+        ("user", 5),
+        ("safety_identifier", 5),
+        ("prompt_cache_retention", 24),
+        ("metadata", "x"),
+        ("store", 1),
+        ("service_tier", {}),
+    ],
 )
 def test_ignored_fields_are_judged_by_their_type(name: str, value: object) -> None:
     with pytest.raises(ApiError) as caught:
         check_fields({name: value}, CHAT_FIELDS, is_strict=False)
     assert caught.value.param == name
+
+
+def test_ignored_fields_are_taken_without_a_word() -> None:
+    body = {
+        "user": "me",
+        "safety_identifier": "me",
+        "prompt_cache_retention": "24h",
+        "session_id": "s",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "flex",
+    }
+    assert body.keys() == HARMLESS_FIELDS
+    for served in (CHAT_FIELDS, COMPLETION_FIELDS):
+        assert check_fields(body, served, is_strict=True) == []
 
 
 def test_a_completion_has_no_tools() -> None:
