@@ -52,7 +52,7 @@ class GenerationEndpoint:
         body = await body_of_admitted(request, caller, self._serving)
         parent = tracing.extract((key, value) for key, value in request.headers.items())
         with request_span(caller, parent) as span:
-            values = parse_json_object(await read_body(request) if body is None else body)
+            values = await parse_json_object(await read_body(request) if body is None else body)
             await run_while_connected(receive, self._serve(values, scope, send, span, arrived_at))
 
     async def _serve(

@@ -6,7 +6,9 @@ import grpc.aio
 from relevo.v1 import common_pb2, inference_pb2
 
 from api.chat.conversation import read_conversation
+from api.chat.messages import MAX_MESSAGES
 from api.chat.request import read_chat_request
+from api.chat.tools import MAX_TOOLS
 from api.choice_text import TextDelta, parts_of
 from api.errors import invalid
 from api.generation_request import GenerationRequest, read_model
@@ -103,7 +105,11 @@ class GrpcChat:
 
 
 def read_chat(chat: inference_pb2.Chat) -> dict[str, object]:
-    """Return the values of a chat by OpenAI's names."""
+    """Return the values of a chat by OpenAI's names; ApiError when it is too much to be read."""
+    if len(chat.messages) > MAX_MESSAGES:
+        raise invalid(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
+    if len(chat.tools) > MAX_TOOLS:
+        raise invalid(f"tools must be a list of at most {MAX_TOOLS} tools", "tools")
     values = read_fields(chat.generation)
     values["messages"] = [_read_message(message) for message in chat.messages]
     if chat.tools:

@@ -7,10 +7,11 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from api.api_keys import ApiKeys
 from api.caller import Caller
-from api.errors import Verdict, to_api_error
+from api.errors import Verdict, invalid, to_api_error
 from api.grpc_errors import status_metadata
 from api.http_gate import read_label
 from telemetry import logs, tracing
@@ -72,15 +73,15 @@ def _guarded(handler: Handler, label: str) -> Handler:
         or handler.stream_stream,
     )
 
-    async def respond(request: Any, context: Context) -> Any:
+    async def respond(data: Any, context: Context) -> Any:
         try:
-            return await servicer(request, context)
+            return await servicer(_parsed(handler, data), context)
         except Exception as error:  # noqa: BLE001
             return await _abort(error, context, label)
 
-    async def respond_with_stream(request: Any, context: Context) -> None:
+    async def respond_with_stream(data: Any, context: Context) -> None:
         try:
-            result = servicer(request, context)
+            result = servicer(_parsed(handler, data), context)
             if not hasattr(result, "__aiter__"):
                 await result
                 return
@@ -90,6 +91,16 @@ def _guarded(handler: Handler, label: str) -> Handler:
             await _abort(error, context, label)
 
     return _like(handler, respond_with_stream if handler.response_streaming else respond)
+
+
+def _parsed(handler: Handler, data: Any) -> Any:
+    """Read a request here: what gRPC cannot read it answers with UNKNOWN and a traceback."""
+    if handler.request_streaming or handler.request_deserializer is None:
+        return data
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError:
+        raise invalid("The message cannot be read: it is not the request of this method") from None
 
 
 def _refusal(handler: MaybeHandler, error: Exception, label: str) -> Handler:
@@ -113,7 +124,7 @@ async def _abort(error: Exception, context: Context, label: str) -> None:
 
 
 def _like(handler: Handler, respond: Callable[[Any, Context], Awaitable[Any]]) -> Handler:
-    """Make a handler of the same kind and with the same (de)serialisers."""
+    """Make a handler of the same kind; a lone request comes to it unread."""
     makers: dict[tuple[bool, bool], Callable[..., Any]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -125,7 +136,9 @@ def _like(handler: Handler, respond: Callable[[Any, Context], Awaitable[Any]]) -
         Handler,
         make(
             respond,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=handler.request_deserializer
+            if handler.request_streaming
+            else None,
             response_serializer=handler.response_serializer,
         ),
     )

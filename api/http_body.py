@@ -9,23 +9,31 @@ from api.json_text import RepeatedNameError, parse_json
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
+MAX_FIELDS = 256
+# Reading this much takes a millisecond; of more the interpreter does the least part.
+MAX_INLINE_BYTES = 64 * 1024
 
 
 async def read_json_object(request: Request) -> dict[str, object]:
     """Return the body as an object; ApiError when it is too big, too slow, too deep or no JSON."""
-    return parse_json_object(await read_body(request))
+    return await parse_json_object(await read_body(request))
 
 
-def parse_json_object(body: bytes) -> dict[str, object]:
+async def parse_json_object(body: bytes) -> dict[str, object]:
     """Return a body as an object; ApiError when it is too deep or no JSON."""
     try:
-        value = parse_json(body)
+        if len(body) <= MAX_INLINE_BYTES:
+            value = parse_json(body)
+        else:
+            value = await asyncio.to_thread(parse_json, body)
     except RepeatedNameError as error:
         raise invalid(f"The body cannot be read: {error}", error.name) from None
     except ValueError as error:
         raise invalid(f"The body cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object")
+    if len(value) > MAX_FIELDS:
+        raise invalid(f"The body must have at most {MAX_FIELDS} fields, got {len(value)}")
     return value
 
 

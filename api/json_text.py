@@ -7,6 +7,7 @@ import numpy.typing as npt
 import orjson
 
 MAX_DEPTH = 64
+MAX_OBJECTS = 16_384  # each of them may be looked at in Python: a message, a part, a schema
 # Of a text in which a repeated name is looked for, to say which it is.
 _MAX_SEARCHED_BYTES = 64 * 1024
 
@@ -45,6 +46,8 @@ def _parse_short(text: bytes) -> object:
 def _parse_long(text: bytes) -> object:
     marks = _marks_outside_strings(text)
     _check_depth(marks)
+    if np.count_nonzero(marks == ord("{")) > MAX_OBJECTS:
+        raise ValueError(f"it has more than {MAX_OBJECTS} objects")
     value = _loads(text)
     # Written anew and looked at in C, whatever it holds.
     if _num_names(marks) != _num_names(_marks_outside_strings(orjson.dumps(value))):

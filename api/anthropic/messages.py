@@ -1,6 +1,7 @@
 """Anthropic's messages as those of a chat: blocks become texts, calls and results of tools."""
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 
 import orjson
 
@@ -21,13 +22,12 @@ def read_messages(value: object) -> list[Message]:
     """Return a chat's messages; neighbours of one role are one turn."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
         raise invalid(f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
-    messages: list[Message] = []
-    for index, message in enumerate(value):
-        for turn in _read_message(message, f"messages[{index}]"):
-            if messages and _is_same_turn(messages[-1], turn):
-                messages[-1]["content"] = f"{messages[-1]['content']}\n{turn['content']}"
-            else:
-                messages.append(turn)
+    turns = (
+        turn
+        for index, message in enumerate(value)
+        for turn in _read_message(message, f"messages[{index}]")
+    )
+    messages = list(_joined(turns))
     if messages[-1]["role"] == "assistant":
         raise ApiError(
             Verdict.UNSUPPORTED,
@@ -37,9 +37,17 @@ def read_messages(value: object) -> list[Message]:
     return messages
 
 
-def _is_same_turn(last: Message, next_: Message) -> bool:
-    is_plain = last.keys() == next_.keys() == {"role", "content"}
-    return is_plain and last["role"] == next_["role"]
+def _joined(turns: Iterable[Message]) -> Iterator[Message]:
+    """Make neighbours of one role one turn, if they do nothing but speak."""
+    for (role, is_plain), neighbours in itertools.groupby(turns, _role_and_kind):
+        if is_plain:
+            yield {"role": role, "content": "\n".join(str(turn["content"]) for turn in neighbours)}
+        else:
+            yield from neighbours
+
+
+def _role_and_kind(turn: Message) -> tuple[object, bool]:
+    return turn["role"], turn.keys() == {"role", "content"}
 
 
 def _read_message(value: object, name: str) -> Iterable[Message]:

@@ -13,6 +13,7 @@ from api.structured_output import StructuredOutput
 from grammar.grammar import Grammar, GrammarError, GrammarKind
 
 MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 256 * 1024  # of all together, as JSON
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ANYTHING: Mapping[str, object] = {"type": "object"}
 
@@ -126,7 +127,7 @@ def _allowed(use: ToolUse, allowed: Mapping[str, object]) -> ToolUse:
 def _only(use: ToolUse, names: Sequence[object], place: str) -> ToolUse:
     by_name = dict(zip(use.names, use.tools, strict=True))
     for name in names:
-        if name not in by_name:
+        if not isinstance(name, str) or name not in by_name:
             raise invalid(f"{place} must name one of tools, got {show(name)}", place)
     return replace(use, tools=tuple(by_name[str(name)] for name in names))
 
@@ -146,6 +147,10 @@ def _read_tools(value: object) -> tuple[Tool, ...]:
     names = {_function(tool)["name"] for tool in tools}
     if len(names) < len(tools):
         raise invalid("tools must have names that differ", "tools")
+    if tools and (size := len(orjson.dumps(tools))) > MAX_TOOLS_BYTES:
+        raise invalid(
+            f"tools must have at most {MAX_TOOLS_BYTES} bytes of JSON, got {size}", "tools"
+        )
     return tools
 
 

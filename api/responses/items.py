@@ -1,6 +1,7 @@
 """The items of an input as the messages of a chat."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 
 from api.chat.messages import MAX_MESSAGES, MAX_PARTS
 from api.errors import ApiError, Verdict, invalid, show
@@ -21,7 +22,7 @@ def read_input(value: object, instructions: object) -> list[Message]:
         raise invalid(f"input must be a string or a list of 1 to {MAX_MESSAGES} items", "input")
     for index, item in enumerate(value):
         _add(item, messages, f"input[{index}]")
-    return messages
+    return list(_joined(messages))
 
 
 def _add(item: object, messages: list[Message], name: str) -> None:
@@ -32,9 +33,6 @@ def _add(item: object, messages: list[Message], name: str) -> None:
             content = _content(item.get("content"), f"{name}.content")
             if item.get("role") == "assistant" and _is_silent(messages):
                 _answer(messages)["content"] = content
-            elif item.get("role") in ("system", "developer") and _is_instructed(messages):
-                # Many templates know one system message only.
-                messages[-1]["content"] = f"{messages[-1]['content']}\n\n{content}"
             else:
                 messages.append({"role": item.get("role"), "content": content})
         case "reasoning":
@@ -61,8 +59,18 @@ def _add(item: object, messages: list[Message], name: str) -> None:
             )
 
 
-def _is_instructed(messages: list[Message]) -> bool:
-    return bool(messages) and messages[-1]["role"] in {"system", "developer"}
+def _joined(messages: Iterable[Message]) -> Iterator[Message]:
+    """Make neighbouring instructions one: many templates know one system message only."""
+    for is_instruction, neighbours in itertools.groupby(messages, _is_instruction):
+        if is_instruction:
+            texts = "\n\n".join(str(message["content"]) for message in neighbours)
+            yield {"role": "system", "content": texts}
+        else:
+            yield from neighbours
+
+
+def _is_instruction(message: Message) -> bool:
+    return message["role"] in ("system", "developer")  # no set: anything may stand there
 
 
 def _is_silent(messages: list[Message]) -> bool:

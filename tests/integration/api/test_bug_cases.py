@@ -504,23 +504,29 @@ async def test_an_object_in_the_place_of_a_word_is_a_400(site: Site, value: obje
     texts = [{"role": "user", "content": [{"type": value, "text": "x"}]}]
     anthropic = {"model": "tiny", "max_tokens": 5, "messages": HI}
     responses = {"model": "tiny", "input": [turn]}
+    instruction = {"role": "system", "content": "hi"}
+    named = {"type": "function", "function": {"name": value}}
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/v1/messages", {**anthropic, "messages": [{**turn, "role": value}]}),
         ("/v1/messages", {**anthropic, "messages": texts}),
         ("/v1/messages", {**anthropic, "thinking": {"type": value}}),
         ("/v1/messages", {**anthropic, "tools": [{"name": "f", "type": value}]}),
         ("/v1/messages", {**anthropic, "tool_choice": {"type": value}}),
+        ("/v1/messages", {**anthropic, "tool_choice": {"type": "tool", "name": value}}),
         ("/v1/responses", {**responses, "input": [{**turn, "role": value}]}),
         ("/v1/responses", {**responses, "input": [{**turn, "type": value}]}),
         ("/v1/responses", {**responses, "input": texts}),
         ("/v1/responses", {**responses, "input": [{**texts[0], "role": value}]}),
         ("/v1/responses", {**responses, "tool_choice": {"type": value}}),
+        ("/v1/responses", {**responses, "tool_choice": {"type": "function", "name": value}}),
+        ("/v1/responses", {**responses, "input": [{**turn, "role": value}, instruction]}),
         ("/v1/responses", {**responses, "tools": [{"type": value}]}),
         ("/v1/responses", {**responses, "reasoning": {"effort": ["x"]}}),
         ("/v1/responses", {**responses, "text": {"format": {"type": value}}}),
         ("/v1/chat/completions", {"model": "tiny", "messages": [{**turn, "role": value}]}),
         ("/v1/chat/completions", {"model": "tiny", "messages": texts}),
         ("/v1/chat/completions", {"model": "tiny", "messages": HI, "tool_choice": ["x"]}),
+        ("/v1/chat/completions", {"model": "tiny", "messages": HI, "tool_choice": named}),
         ("/v1/chat/completions", {"model": "tiny", "messages": HI, "reasoning_effort": ["x"]}),
     ]
     for path, body in bodies:

@@ -215,6 +215,20 @@ async def test_failures_are_rich_statuses(
         assert details["RetryInfo"].retry_delay.ToMilliseconds() == 3500  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Chat", "Tokenize"])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x02\x0a"]
+)
+async def test_what_is_no_request_is_the_clients_fault(
+    site: Site, method: str, data: bytes
+) -> None:
+    call = site.channel.unary_unary(f"/relevo.v1.InferenceService/{method}")(data)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cannot be read" in str(caught.value.details())
+
+
 async def test_an_error_in_a_stream_is_its_status(site: Site) -> None:
     site.router.script = lambda request: [*saying("ab", end=None)(request), RuntimeError("x")]
     call = site.stub.GenerateStream(

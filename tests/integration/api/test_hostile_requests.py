@@ -71,6 +71,22 @@ BOMBS: dict[str, tuple[str, bytes]] = {
     "20 MB": (PATHS[0], b" " * 20_000_000),
     "1e4 messages": (PATHS[1], chat(messages=CHAT["messages"] * 10_000)),  # type: ignore[operator]
     "1e5 parts": (PATHS[1], content(*[{"type": "text", "text": "a"}] * 80_000)),
+    "1e5 parts of many messages": (
+        PATHS[1],
+        chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 800}] * 120),
+    ),
+    "a tool of 1e6 words": (
+        PATHS[1],
+        chat(
+            tools=[
+                {
+                    "type": "function",
+                    "function": {"name": "f", "parameters": {"enum": ["a"] * 900_000}},
+                }
+            ]
+        ),
+    ),
+    "2e5 fields": (PATHS[1], chat(**{f"x{i}": i for i in range(200_000)})),
     "a long salt": (PATHS[0], completion(cache_salt="a" * 10_000)),
     "a salt of NUL": (PATHS[0], completion(cache_salt="\0")),
     "1e5 choices": (PATHS[0], completion(structured_outputs={"choice": ["a" * 20] * 100_000})),

@@ -147,6 +147,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": []}, "input"),
     ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+    (
+        {"input": [{"role": {}, "content": "x"}, {"role": "system", "content": "y"}]},
+        "input[0].role",
+    ),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -158,6 +162,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "function", "name": []}}, "tool_choice.name"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.json_text import MAX_DEPTH, RepeatedNameError, has_too_deep_nesting, parse_json
+from api.json_text import (
+    MAX_DEPTH,
+    MAX_OBJECTS,
+    RepeatedNameError,
+    has_too_deep_nesting,
+    parse_json,
+)
 
 # Beyond 64 bits the parser reads a float, which every field of ours refuses or rounds itself.
 WHOLE_NUMBERS = st.integers(min_value=-(2**63), max_value=2**64 - 1)
@@ -117,3 +123,11 @@ def test_short_and_long_texts_are_judged_alike(value: object, name: str, padding
 def test_what_is_no_json_says_so(text: bytes) -> None:
     with pytest.raises(ValueError, match="JSON"):
         parse_json(text)
+
+
+def test_objects_are_counted_before_they_are_made() -> None:
+    assert parse_json(b"[" + b"{}," * (MAX_OBJECTS - 1) + b"{}]") == [{}] * MAX_OBJECTS
+    text = '["' + "{" * 2 * MAX_OBJECTS + '"]'
+    assert parse_json(text.encode()) == ["{" * 2 * MAX_OBJECTS]
+    with pytest.raises(ValueError, match="more than 16384 objects"):
+        parse_json(b"[" + b"{}," * MAX_OBJECTS + b"{}]")
