@@ -79,10 +79,15 @@ async def serve(options: argparse.Namespace) -> None:
     else:
         ingress = scripted_ingress(options.model, step_s=options.step_s)
     await ingress.start()
-    print(ingress.http_port, ingress.grpc_port, flush=True)
+    await tell_cpu_s(ingress.http_port, ingress.grpc_port)
+    await ingress.stop()
+
+
+async def tell_cpu_s(http_port: int, grpc_port: int) -> None:
+    """Print the ports, then for each line on stdin the processor time so far; until it ends."""
+    print(http_port, grpc_port, flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(time.process_time(), flush=True)
-    await ingress.stop()
 
 
 def chat_of(text: str) -> inference_pb2.Chat:
@@ -159,9 +164,11 @@ async def process_of(module: str, *arguments: str) -> AsyncIterator[asyncio.subp
 
 
 @asynccontextmanager
-async def started(arguments: Sequence[str]) -> AsyncIterator[FaceServer]:
-    """An ingress with these arguments."""
-    async with process_of("bench.face_server", *arguments) as process:
+async def started(
+    arguments: Sequence[str], *, module: str = "bench.face_server"
+) -> AsyncIterator[FaceServer]:
+    """An ingress with these arguments, or another server that answers its streams."""
+    async with process_of(module, *arguments) as process:
         assert process.stdout is not None
         http_port, grpc_port = (await process.stdout.readline()).split()
         server = FaceServer(process, int(http_port), int(grpc_port))

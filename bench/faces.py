@@ -5,11 +5,12 @@
 `own`: a face alone, in this process and without a socket: detokenising, and writing events or
 messages; for a chat also parsing, judging, laying out and tokenising it. `face`: an ingress in a
 process of its own over a scripted router, with clients in this one, so that sockets and their
-system calls are added. `all`: with the real router and a scripted worker, so that the worker's
-message, the router and its metrics are added, too. `idle` is what an ingress takes meanwhile
-without any request, in the same unit; it is in the numbers of its process. A chat has some 500
-tokens, and no two are alike. At last a few streams are watched while a prompt of 500 kB comes in:
-the gaps between their tokens, against those of a quiet time.
+system calls are added. `bare`: the same libraries' servers when they do nothing but write. `all`:
+with the real router and a scripted worker, so that the worker's message, the router and its metrics
+are added, too. `idle` is what an ingress takes meanwhile without any request, in the same unit; it
+is in the numbers of its process. A chat has some 500 tokens, and no two are alike. At last a few
+streams are watched while a prompt of 500 kB comes in: the gaps between their tokens, against those
+of a quiet time.
 """
 
 import argparse
@@ -186,6 +187,7 @@ async def measure(options: argparse.Namespace, token_file: Path) -> Numbers:
     token_ids = alone.serving.tokenizer.encode_word(TEXT)
     steps = ("--model", options.model, "--step-s", str(STEP_S))
     async with (
+        started(("--step-s", str(STEP_S)), module="bench.bare_server") as bare,
         started(steps) as face,
         started_with_worker(options.model, token_file, token_ids, step_s=STEP_S) as everything,
     ):
@@ -196,7 +198,7 @@ async def measure(options: argparse.Namespace, token_file: Path) -> Numbers:
             for name, own_chat in (("http", own_chat_http), ("grpc", own_chat_grpc)):
                 cost = await own_chat_cost(partial(own_chat, alone), options.requests)
                 note(f"own {name}, ms per chat", cost)
-            for label, server in (("face", face), ("all", everything)):
+            for label, server in (("bare", bare), ("face", face), ("all", everything)):
                 for name, ask in (
                     ("idle", idle),
                     ("http", server.stream_http),
