@@ -42,22 +42,27 @@ class BareServer:
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._grpc = grpc.aio.server()
-        handlers = {"GenerateStream": grpc.unary_stream_rpc_method_handler(self._generate)}
-        self._grpc.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, handlers),)  # type: ignore[arg-type]
-        )
 
     async def serve(self) -> None:
         """Run until stdin ends."""
-        http = HttpServer(self._answer, IngressConfig(http_port=0, grpc_port=0))
-        http_port = await http.start()
-        grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
-        await self._grpc.start()
-        await tell_cpu_s(http_port, grpc_port)
-        await asyncio.gather(http.stop(), self._grpc.stop(0.0))
+        http = HttpServer(self, IngressConfig(http_port=0, grpc_port=0))
+        handlers: dict[str, Any] = {
+            "GenerateStream": grpc.unary_stream_rpc_method_handler(self._generate)
+        }
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        grpc_port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        await tell_cpu_s(await http.start(), grpc_port)
+        await asyncio.gather(http.stop(), server.stop(0.0))
 
-    async def _answer(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,  # noqa: ARG002
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Answer over HTTP, whatever is asked for."""
         body = (await receive())["body"]
         headers = [(b"content-type", sse.CONTENT_TYPE)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
