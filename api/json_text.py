@@ -81,7 +81,7 @@ def _marks_outside_strings(text: bytes) -> npt.NDArray[np.uint8]:
     """
     marks = np.frombuffer(_unescaped(text).translate(None, _NOT_MARKS), dtype=np.uint8)
     is_quote = marks == ord('"')
-    is_outside = np.cumsum(is_quote, dtype=np.int32) % 2 == 0
+    is_outside = np.cumsum(is_quote, dtype=np.uint8) % 2 == 0  # overflow keeps it even or odd
     found: npt.NDArray[np.uint8] = marks[is_outside & ~is_quote]
     return found
 

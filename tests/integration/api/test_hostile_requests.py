@@ -75,13 +75,13 @@ BOMBS: dict[str, tuple[str, bytes]] = {
         PATHS[1],
         chat(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 800}] * 120),
     ),
-    "a tool of 1e6 words": (
+    "a tool of 5e5 words": (
         PATHS[1],
         chat(
             tools=[
                 {
                     "type": "function",
-                    "function": {"name": "f", "parameters": {"enum": ["a"] * 900_000}},
+                    "function": {"name": "f", "parameters": {"enum": ["a"] * 500_000}},
                 }
             ]
         ),
