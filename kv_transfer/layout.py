@@ -82,6 +82,15 @@ def block_range(token_start: int, token_end: int, block_size: int) -> tuple[int,
     return token_start // block_size, -(-token_end // block_size)
 
 
+def whole_blocks(token_start: int, token_end: int, block_size: int) -> tuple[int, int]:
+    """Return the half-open range of blocks that move whole between pools of this block size.
+
+    A last block is one of them when at least half of it is meant: its other half costs less than
+    the copies of many small rows. The range is empty, or less, when no block moves whole.
+    """
+    return -(-token_start // block_size), (2 * token_end + block_size) // (2 * block_size)
+
+
 class Piece(NamedTuple):
     """One message of an operation: tokens [token_start, token_end), `num_bytes` on the wire.
 
@@ -101,9 +110,8 @@ def split_range(
     """Cut a range into messages of at most `max_bytes` each (at least one block or token).
 
     Both sides cut alike: the result depends on what the two layouts share and on both block sizes,
-    whichever is whose. Equal blocks that are whole travel as slabs, and so does a last one at least
-    half of which is meant: its other half costs less than two copies. What then is left travels by
-    tokens, and first: what has to be copied is copied while the slabs travel.
+    whichever is whose. Equal blocks that are whole travel as slabs (`whole_blocks`). What then is
+    left travels by tokens, and first: what has to be copied is copied while the slabs travel.
 
         block_size 32   |    block 1    |    block 2    |    block 3    |
         [40, 110)           [40 -- 64)  [64 --------- 96)[96 - 110)
@@ -115,8 +123,7 @@ def split_range(
     if size != peer_block_size:
         # on the coarser grid, so that both sides copy whole blocks where they can
         return _cut(token_start, token_end, max(size, peer_block_size), layout, max_bytes)
-    # blocks [first, end) travel whole; none of them when the range begins and ends inside one block
-    first, end = -(-token_start // size), (2 * token_end + size) // (2 * size)
+    first, end = whole_blocks(token_start, token_end, size)
     if first >= end:
         return _cut(token_start, token_end, size, layout, max_bytes)
     return [

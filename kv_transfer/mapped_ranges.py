@@ -5,7 +5,8 @@
     our blocks      |   9   |   4   |   0   |   5   |        block size 16
                         [---|-------|-------|----)           segments end where a block of either
                                                              side ends
-Of equal layouts whole blocks that lie side by side are copied at once.
+Of equal layouts whole blocks that lie side by side are copied at once, and a last block with them
+when at least half of it is meant.
 """
 
 import time
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kv_transfer.backend import LinkBrokenError
-from kv_transfer.layout import KVLayout, block_range
+from kv_transfer.layout import KVLayout, block_range, whole_blocks
 from kv_transfer.link import Link
 from kv_transfer.range_mover import Alter, RangeOrder
 from kv_transfer.shared_memory_channel import SharedMemoryChannel
@@ -98,11 +99,11 @@ class MappedRanges:
             self._copy_parts(order, source, borrowed, end, order.token_end)
 
     def _whole_blocks(self, order: RangeOrder) -> tuple[int, int]:
-        """The tokens [start, end) that lie in whole blocks of equal pools."""
+        """The tokens [start, end) of equal pools that are copied in whole blocks."""
         size = self._ours.block_size
-        start, end = -(-order.token_start // size) * size, order.token_end // size * size
-        if size == self._theirs.block_size and start < end:
-            return start, end
+        first, end = whole_blocks(order.token_start, order.token_end, size)
+        if size == self._theirs.block_size and first < end:
+            return first * size, end * size
         return order.token_end, order.token_end
 
     def _copy_parts(

@@ -1,0 +1,105 @@
+"""Ranges over shared memory: which bytes of the peer's blocks land where in ours."""
+
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from kv_transfer.backend import LinkBrokenError
+from kv_transfer.mapped_ranges import MappedRanges
+from kv_transfer.range_mover import RangeOrder
+from tests.unit.kv_transfer.fakes import make_layout, make_pool, tokens_of
+
+NUM_BLOCKS = 16
+
+
+class Lent:
+    """A link whose peer has lent blocks of its pool."""
+
+    def __init__(self, pool: torch.Tensor, block_ids: Sequence[int]) -> None:
+        self.shared_memory = self
+        self.aborted = ""
+        self._pages = pool.view(torch.uint8).view(-1).numpy()
+        self._block_ids = tuple(block_ids)
+
+    def borrow(self, num_blocks: int, _timeout_s: float) -> tuple[int, ...]:
+        assert num_blocks == len(self._block_ids)
+        return self._block_ids
+
+    def slabs(self, bytes_per_block: int) -> np.ndarray:
+        return self._pages.reshape(-1, bytes_per_block)
+
+    def abort(self, reason: str) -> None:
+        self.aborted = reason
+
+
+def receive(
+    p_block: int,
+    d_block: int,
+    start: int,
+    end: int,
+    *,
+    source_ids: Sequence[int],
+    target_ids: Sequence[int],
+    is_wanted: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copy tokens [start, end); returns both pools."""
+    ours, theirs = make_layout(d_block), make_layout(p_block)
+    source, target = make_pool(theirs, NUM_BLOCKS, seed=3), make_pool(ours, NUM_BLOCKS)
+    link = Lent(source, source_ids[start // p_block : -(-end // p_block)])
+    order = RangeOrder(block_ids=target_ids, token_start=start, token_end=end, timeout_s=1.0)
+    ranges = MappedRanges(target, ours=ours, theirs=theirs)
+    num_bytes = ranges.receive_range(link, order, alter=None, is_wanted=is_wanted)
+    assert num_bytes == (end - start) * ours.bytes_per_token
+    return source, target
+
+
+@given(
+    p_block=st.sampled_from([2, 3, 4]),
+    d_block=st.sampled_from([2, 3, 4]),
+    start=st.integers(0, 20),
+    length=st.integers(1, 12),
+    shuffle=st.randoms(use_true_random=False),
+)
+def test_every_token_arrives_and_no_other_block_is_touched(
+    p_block: int, d_block: int, start: int, length: int, shuffle
+) -> None:
+    end = start + length
+    source_ids, target_ids = list(range(NUM_BLOCKS)), list(range(NUM_BLOCKS))
+    if shuffle.random() < 0.7:  # else they lie side by side
+        shuffle.shuffle(source_ids)
+        shuffle.shuffle(target_ids)
+    source, target = receive(
+        p_block, d_block, start, end, source_ids=source_ids, target_ids=target_ids
+    )
+    sent = tokens_of(source, source_ids, end)[start:]
+    arrived = tokens_of(target, target_ids, end)
+    assert torch.equal(arrived[start:], sent)
+    assert not bool(arrived[:start].any()), "what was there before the range is not ours to write"
+    behind = target_ids[-(-end // d_block) :]
+    assert not bool(target[behind].any()), "blocks behind the range belong to nobody"
+
+
+@pytest.mark.parametrize(("end", "is_whole"), [(9, False), (10, True), (12, True)])
+def test_a_last_block_is_copied_whole_when_half_of_it_is_meant(end: int, is_whole: bool) -> None:
+    source, target = receive(4, 4, 0, end, source_ids=[7, 2, 9], target_ids=[3, 11, 5])
+    assert torch.equal(target[5], source[9]) is is_whole
+
+
+def test_what_nobody_wants_any_more_is_not_copied() -> None:
+    ids = [1, 2, 3]
+    _, target = receive(4, 4, 0, 12, source_ids=ids, target_ids=ids, is_wanted=False)
+    assert not bool(target.any())
+
+
+def test_blocks_the_peer_does_not_have_end_the_link() -> None:
+    layout = make_layout(4)
+    link = Lent(make_pool(layout, NUM_BLOCKS, seed=3), [NUM_BLOCKS])
+    ranges = MappedRanges(make_pool(layout, NUM_BLOCKS), ours=layout, theirs=layout)
+    order = RangeOrder(block_ids=[0], token_start=0, token_end=4, timeout_s=1.0)
+    with pytest.raises(LinkBrokenError, match="no sense"):
+        ranges.receive_range(link, order, alter=None, is_wanted=True)
+    assert link.aborted
