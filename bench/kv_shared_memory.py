@@ -22,6 +22,7 @@ from engine.shared_memory import SharedMemory
 from kv_transfer.layout import KVLayout
 from kv_transfer.link import Link
 from kv_transfer.mapped_ranges import MappedRanges
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import RangeOrder
 from kv_transfer.shared_memory_channel import Pages, SharedPool
 
@@ -70,9 +71,8 @@ class _Move:
             ours.head_dim,
         )
         self._link = link
-        self._mover = MappedRanges(
-            torch.ones(shape, dtype=torch.bfloat16), ours=ours, theirs=theirs
-        )
+        blocks = PoolBlocks(torch.ones(shape, dtype=torch.bfloat16), ours)
+        self._mover = MappedRanges(blocks, theirs=theirs)
         self._target = np.ones(num_tokens * ours.bytes_per_token, dtype=np.uint8)
         self._theirs = theirs
         self._order = _order(_ids(shape[0], 0, shape[0], case.is_scattered), num_tokens)

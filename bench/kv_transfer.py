@@ -24,6 +24,7 @@ from bench import kv_shared_memory
 from bench.link_case import CASES, PREFILL_BLOCK, LinkCase, make_layout
 from bench.piped_link import build_link
 from kv_transfer.message_ranges import MessageRanges
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import RangeOrder
 
 _SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
@@ -84,7 +85,7 @@ class _End:
         block_ids = list(range(len(pool)))
         if case.is_scattered:
             random.Random(0).shuffle(block_ids)
-        ranges = MessageRanges(pool, ours=ours, theirs=theirs)
+        ranges = MessageRanges(PoolBlocks(pool, ours), theirs=theirs)
         order = RangeOrder(
             block_ids=block_ids, token_start=0, token_end=num_tokens, timeout_s=_TIMEOUT_S
         )

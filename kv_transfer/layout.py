@@ -104,10 +104,8 @@ class Piece(NamedTuple):
     as_slabs: bool
 
 
-def split_range(
-    token_start: int, token_end: int, *, layout: KVLayout, peer_block_size: int, max_bytes: int
-) -> list[Piece]:
-    """Cut a range into messages of at most `max_bytes` each (at least one block or token).
+class RangeCutter:
+    """Cuts ranges into messages of at most `max_bytes` each (at least one block or token).
 
     Both sides cut alike: the result depends on what the two layouts share and on both block sizes,
     whichever is whose. Equal blocks that are whole travel as slabs (`whole_blocks`). What then is
@@ -119,34 +117,36 @@ def split_range(
         [40, 115)           [40 -- 64)  [64 --------- 96)[96 -------- 128)
                              tokens      slab             slab
     """
-    size = layout.block_size
-    if size != peer_block_size:
-        # on the coarser grid, so that both sides copy whole blocks where they can
-        return _cut(token_start, token_end, max(size, peer_block_size), layout, max_bytes)
-    first, end = whole_blocks(token_start, token_end, size)
-    if first >= end:
-        return _cut(token_start, token_end, size, layout, max_bytes)
-    return [
-        *_cut(token_start, first * size, size, layout, max_bytes),
-        *_cut(end * size, token_end, size, layout, max_bytes),
-        *_cut(first * size, end * size, size, layout, max_bytes, as_slabs=True),
-    ]
 
+    def __init__(self, layout: KVLayout, *, peer_block_size: int, max_bytes: int) -> None:
+        self._size = size = layout.block_size
+        self._can_use_slabs = size == peer_block_size
+        self._bytes_per_token = layout.bytes_per_token
+        # on the coarser grid, so that both sides copy whole blocks where they can; a block too
+        # large for one message is cut only by tokens
+        max_tokens = max(1, max_bytes // self._bytes_per_token)
+        grid = max(size, peer_block_size)
+        self._tokens_per_piece = max_tokens // grid * grid or max_tokens
+        self._tokens_per_slab = max_tokens // size * size or size
 
-def _cut(
-    start: int,
-    token_end: int,
-    grid: int,
-    layout: KVLayout,
-    max_bytes: int,
-    *,
-    as_slabs: bool = False,
-) -> list[Piece]:
-    if start >= token_end:
-        return []
-    per_token = layout.bytes_per_token
-    max_tokens = max(1, max_bytes // per_token)
-    # pieces end on multiples of the step; a block too large for one is cut only by tokens
-    step = max_tokens // grid * grid or (grid if as_slabs else max_tokens)
-    cuts = [start, *range((start // step + 1) * step, token_end, step), token_end]
-    return [Piece(start, end, (end - start) * per_token, as_slabs) for start, end in pairwise(cuts)]
+    def cut(self, token_start: int, token_end: int) -> list[Piece]:
+        """The messages of a range, in the order in which they travel."""
+        size = self._size
+        first, end = whole_blocks(token_start, token_end, size)
+        if not self._can_use_slabs or first >= end:
+            return self._cut(token_start, token_end, self._tokens_per_piece, as_slabs=False)
+        slabs_start, slabs_end = first * size, end * size
+        slabs = self._cut(slabs_start, slabs_end, self._tokens_per_slab, as_slabs=True)
+        if token_start == slabs_start and slabs_end >= token_end:
+            return slabs
+        pieces = []
+        for start, stop in ((token_start, slabs_start), (slabs_end, token_end)):
+            if start < stop:
+                pieces += self._cut(start, stop, self._tokens_per_piece, as_slabs=False)
+        return pieces + slabs
+
+    def _cut(self, start: int, token_end: int, step: int, *, as_slabs: bool) -> list[Piece]:
+        # pieces end on multiples of the step
+        cuts = [start, *range((start // step + 1) * step, token_end, step), token_end]
+        per_token = self._bytes_per_token
+        return [Piece(at, end, (end - at) * per_token, as_slabs) for at, end in pairwise(cuts)]

@@ -135,7 +135,6 @@ class LinkAcceptor:
                 on_stuck=self._identity.stuck_links.append,
             ),
             control,
-            layout=self._identity.layout,
             peer_layout=open_message.layout,
             make_link=self._make_link,
         )

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-import torch
-
 from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
 from kv_transfer.control import (
     ControlClosedError,
@@ -30,6 +28,7 @@ from kv_transfer.link import Link, LinkSpec
 from kv_transfer.link_thread import LinkThread, run_in_thread
 from kv_transfer.mapped_ranges import MappedRanges
 from kv_transfer.message_ranges import MessageRanges
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import RangeMover
 from kv_transfer.store import RendezvousStore
 
@@ -58,14 +57,12 @@ class LiveLink:
         spec: LinkSpec,
         control: LinkControl,
         *,
-        layout: KVLayout,
         peer_layout: KVLayout,
         make_link: LinkFactory = Link,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.spec = spec
-        self.layout = layout
-        self.peer_layout = peer_layout
+        self._peer_layout = peer_layout
         self.bandwidth_bytes_per_s = 0.0
         self.ended: asyncio.Future[str] = self._loop.create_future()
         # set some time after the end: from then on the peer reads nothing of our pool any more
@@ -112,11 +109,11 @@ class LiveLink:
         future.add_done_callback(self._note_outcome)
         return future
 
-    def ranges(self, pool: torch.Tensor) -> RangeMover:
+    def ranges(self, blocks: PoolBlocks) -> RangeMover:
         """Return what moves ranges over this link, to be used on its thread only."""
         if self._mover is None:
             make = MappedRanges if self.spec.is_shared_memory else MessageRanges
-            self._mover = make(pool, ours=self.layout, theirs=self.peer_layout)
+            self._mover = make(blocks, theirs=self._peer_layout)
         return self._mover
 
     def learn_bandwidth(self, num_bytes: int, elapsed_s: float) -> None:

@@ -19,6 +19,7 @@ import torch
 from kv_transfer.backend import LinkBrokenError
 from kv_transfer.layout import KVLayout, block_range, whole_blocks
 from kv_transfer.link import Link
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import Alter, RangeOrder
 from kv_transfer.shared_memory_channel import SharedMemoryChannel
 
@@ -29,11 +30,11 @@ Slabs = npt.NDArray[np.uint8]
 class MappedRanges:
     """Lends ranges of our pool, or copies what the peer lends. Used on the link's thread."""
 
-    def __init__(self, pool: torch.Tensor, *, ours: KVLayout, theirs: KVLayout) -> None:
-        self._pool = pool.view(torch.uint8).view(len(pool), -1).numpy()
-        self._ours = ours
+    def __init__(self, blocks: PoolBlocks, *, theirs: KVLayout) -> None:
+        self._pool: Slabs = blocks.rows
+        self._ours = blocks.layout
         self._theirs = theirs
-        self._bytes_per_token = ours.bytes_per_token
+        self._bytes_per_token = blocks.layout.bytes_per_token
         self._bytes_per_block = theirs.bytes_per_block
 
     def send_range(self, link: Link, order: RangeOrder, *, alter: Alter | None) -> int:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from kv_transfer.backend import Operation
-from kv_transfer.layout import KVLayout, Piece, split_range
+from kv_transfer.layout import KVLayout, Piece, RangeCutter
 from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import Alter, RangeOrder
 
@@ -62,10 +62,11 @@ class MessageRanges:
     Invariant: used by one operation at a time, on the link's thread.
     """
 
-    def __init__(self, pool: torch.Tensor, *, ours: KVLayout, theirs: KVLayout) -> None:
-        self._blocks = PoolBlocks(pool, ours)
-        self._layout = ours
-        self._peer_block_size = theirs.block_size
+    def __init__(self, blocks: PoolBlocks, *, theirs: KVLayout) -> None:
+        ours = blocks.layout
+        self._blocks = blocks
+        self._cutter = RangeCutter(ours, peer_block_size=theirs.block_size, max_bytes=PIECE_BYTES)
+        self._bytes_per_token = ours.bytes_per_token
         can_use_slabs = ours.block_size == theirs.block_size
         unit = ours.bytes_per_block if can_use_slabs else ours.bytes_per_token
         self._buffer_bytes = max(PIECE_BYTES, unit)
@@ -120,10 +121,8 @@ class MessageRanges:
         direct: list[Operation] = []
         staged: deque[_Staged] = deque()
         try:
-            # Where all of them lie first: once bytes flow, a core is hard to get.
-            pieces = self._pieces(order)
-            places = [self._in_place(order, piece) if is_direct else None for piece in pieces]
-            for piece, place in zip(pieces, places, strict=True):
+            for piece in self._cutter.cut(order.token_start, order.token_end):
+                place = self._in_place(order, piece) if is_direct else None
                 if place is not None:
                     direct.append(post(place))
                     continue
@@ -136,23 +135,15 @@ class MessageRanges:
                 staged.append(_Staged(piece, buffer, message, post(message)))
             while staged:
                 self._complete(staged.popleft(), deadline, empty)
-            while direct:
+            if direct:
+                # they end in order: with the last one all have
                 direct.pop().wait(_left_s(deadline))
         except BaseException as error:
             # the peer posts all pieces, so an operation ends whole or with its link
             link.abort(f"operation failed: {error}")
             _drain([*(each.operation for each in staged), *direct], deadline)
             raise
-        return (order.token_end - order.token_start) * self._layout.bytes_per_token
-
-    def _pieces(self, order: RangeOrder) -> list[Piece]:
-        return split_range(
-            order.token_start,
-            order.token_end,
-            layout=self._layout,
-            peer_block_size=self._peer_block_size,
-            max_bytes=PIECE_BYTES,
-        )
+        return (order.token_end - order.token_start) * self._bytes_per_token
 
     def _in_place(self, order: RangeOrder, piece: Piece) -> torch.Tensor | None:
         start, end, _, as_slabs = piece

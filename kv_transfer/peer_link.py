@@ -225,7 +225,6 @@ class PeerLink:
                 on_stuck=identity.stuck_links.append,
             ),
             control,
-            layout=identity.layout,
             peer_layout=answer.layout,
             make_link=settings.make_link,
         )

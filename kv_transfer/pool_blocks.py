@@ -1,24 +1,33 @@
 """A pool as bytes, and the copies between its blocks and messages in canonical layout."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from kv_transfer.layout import KVLayout, block_range
 
 
 class PoolBlocks:
-    """Byte views of one pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]."""
+    """Byte views of one pool [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
+
+    One for all links of a worker; nothing of it changes, so any thread may use it.
+    """
 
     def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
         self.device = pool.device
+        self.layout = layout
         self._block_size = layout.block_size
-        # [num_blocks, bytes of a block]
-        self._slabs = pool.view(torch.uint8).view(len(pool), -1)
-        self._bytes = self._slabs.view(-1)
         self._block_bytes = layout.bytes_per_block
-        # [num_blocks, num_layers * 2, block_size, bytes of a token in one layer's K or V]
-        self._parts = self._slabs.view(len(pool), 2 * layout.num_layers, layout.block_size, -1)
+        slabs = pool.view(torch.uint8).view(len(pool), -1)
+        self._bytes = slabs.view(-1)
+        # made ahead: cutting one out costs a link more than posting it
+        self._slabs = slabs.unbind()
+        # [num_blocks, bytes of a block], and [num_blocks, num_layers * 2, block_size, bytes of a
+        # token in one layer's K or V]
+        self.rows = _by_numpy(slabs)
+        self._parts = self.rows.reshape(len(pool), 2 * layout.num_layers, layout.block_size, -1)
 
     def in_place(
         self, block_ids: Sequence[int], token_start: int, token_end: int, *, as_slabs: bool
@@ -32,9 +41,9 @@ class PoolBlocks:
             return None
         first, end = token_start // size, token_end // size
         block_id, count = block_ids[first], end - first
-        if count > 1 and not (
-            as_slabs and list(block_ids[first:end]) == list(range(block_id, block_id + count))
-        ):
+        if count == 1:
+            return self._slabs[block_id]
+        if not as_slabs or list(block_ids[first:end]) != list(range(block_id, block_id + count)):
             return None
         return self._bytes[block_id * self._block_bytes : (block_id + count) * self._block_bytes]
 
@@ -49,7 +58,7 @@ class PoolBlocks:
     ) -> None:
         """Copy tokens [start, end) into a message."""
         for staged, part in self._pairs(block_ids, start, end, message, as_slabs=as_slabs):
-            staged.copy_(part)
+            _copy(staged, part)
 
     def scatter(
         self,
@@ -62,7 +71,7 @@ class PoolBlocks:
     ) -> None:
         """Copy a message into the blocks of tokens [start, end)."""
         for staged, part in self._pairs(block_ids, start, end, message, as_slabs=as_slabs):
-            part.copy_(staged)
+            _copy(part, staged)
 
     def _pairs(
         self,
@@ -72,7 +81,7 @@ class PoolBlocks:
         message: torch.Tensor,
         *,
         as_slabs: bool,
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[tuple[Any, Any]]:
         """Yield each part of a message beside the part of the pool it stands for.
 
         tokens   32      40            64    70            96      [40, 70), block_size 32:
@@ -81,18 +90,32 @@ class PoolBlocks:
         """
         size = self._block_size
         first, last = block_range(start, end, size)
+        staged = _by_numpy(message) if self.device.type == "cpu" else message
         if as_slabs:
-            slabs = message.view(last - first, -1)
+            slabs = staged.reshape(last - first, -1)
             for index in range(first, last):
-                yield slabs[index - first], self._slabs[block_ids[index]]
+                yield slabs[index - first], self.rows[block_ids[index]]
             return
         # [num_layers * 2, tokens, bytes of a token in one layer's K or V]
-        tokens = message.view(self._parts.shape[1], end - start, -1)
+        tokens = staged.reshape(self._parts.shape[1], end - start, -1)
         for index in range(first, last):
             at, stop = max(start, index * size), min(end, (index + 1) * size)
             offset = at - index * size
             part = self._parts[block_ids[index], :, offset : offset + stop - at]
             yield tokens[:, at - start : stop - start], part
+
+
+def _by_numpy(tensor: torch.Tensor) -> Any:
+    """The same bytes as an array where they lie on the CPU: numpy copies rows in a fraction of the
+    time that torch takes to begin, and a link's thread finds nothing of either in its caches."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def _copy(target: Any, source: Any) -> None:
+    if isinstance(target, np.ndarray):
+        np.copyto(target, source)
+    else:
+        target.copy_(source)
 
 
 def block_parts(

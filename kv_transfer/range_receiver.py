@@ -13,6 +13,7 @@ from kv_transfer.digest import range_digest
 from kv_transfer.faulty_range import ask_fault_plan
 from kv_transfer.layout import KVLayout, block_range
 from kv_transfer.link import Link
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.pool_writes import PoolWrites
 from kv_transfer.range_mover import RangeOrder
 from kv_transfer.receive_order import ReceiveOrder
@@ -23,6 +24,7 @@ class ReceptionSettings:
     """What all receptions of one decode worker share."""
 
     pool: torch.Tensor
+    blocks: PoolBlocks
     layout: KVLayout
     worker: WorkerRef
     config: KVTransferConfig
@@ -49,7 +51,7 @@ class RangeReceiver:
         spoil = ask_fault_plan("kv_recv", link, request_label=self._order.request_label)
         first, end = block_range(token_start, token_end, settings.layout.block_size)
         with self._writes.of(self.block_ids[first:end]) as is_wanted:
-            num_bytes = self._order.link.live.ranges(settings.pool).receive_range(
+            num_bytes = self._order.link.live.ranges(settings.blocks).receive_range(
                 link,
                 RangeOrder(
                     block_ids=self.block_ids,

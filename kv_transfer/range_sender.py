@@ -16,6 +16,7 @@ from kv_transfer.held_transfer import HeldTransfer
 from kv_transfer.layout import KVLayout
 from kv_transfer.link import Link
 from kv_transfer.moved_range import MovedRange
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import RangeOrder
 
 
@@ -40,6 +41,7 @@ class RangeSender:
         now: Callable[[], float],
     ) -> None:
         self._pool = pool
+        self._blocks = PoolBlocks(pool, layout)
         self._layout = layout
         self._config = config
         self._now = now
@@ -90,7 +92,7 @@ class RangeSender:
         # on the link's thread
         started_at = self._now()
         spoil = ask_fault_plan("kv_send", link, request_label=request_label)
-        num_bytes = accepted.live.ranges(self._pool).send_range(
+        num_bytes = accepted.live.ranges(self._blocks).send_range(
             link,
             RangeOrder(
                 block_ids=block_ids,

@@ -12,6 +12,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import FailureReason, TransferControl, TransferFailedError, WorkerRef
 from kv_transfer.counters import TransferCounters
 from kv_transfer.layout import KVLayout
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_receiver import ReceptionSettings
 from kv_transfer.receive_order import Received, ReceiveOrder, Reservation
 from kv_transfer.reception import Reception
@@ -41,6 +42,7 @@ class KVReceiver:
     ) -> None:
         self._settings = ReceptionSettings(
             pool=kv_cache_tensor,
+            blocks=PoolBlocks(kv_cache_tensor, layout),
             layout=layout,
             worker=worker,
             config=config,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.digest import range_digest
-from kv_transfer.layout import block_range, incompatibility, split_range
+from kv_transfer.layout import RangeCutter, block_range, incompatibility
 from kv_transfer.pool_blocks import block_parts
 from tests.unit.kv_transfer.fakes import make_layout, make_pool, tokens_of
 
@@ -29,7 +29,7 @@ def test_pieces_cover_the_range_once_and_both_sides_cut_alike(
     theirs = make_layout(peer_block_size)
     end = start + length
     pieces, same_pieces = (
-        list(split_range(start, end, layout=one, peer_block_size=other, max_bytes=max_bytes))
+        RangeCutter(one, peer_block_size=other, max_bytes=max_bytes).cut(start, end)
         for one, other in ((layout, peer_block_size), (theirs, block_size))
     )
     assert pieces == same_pieces

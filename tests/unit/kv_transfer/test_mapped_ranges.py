@@ -10,6 +10,7 @@ from hypothesis import given
 
 from kv_transfer.backend import LinkBrokenError
 from kv_transfer.mapped_ranges import MappedRanges
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import RangeOrder
 from tests.unit.kv_transfer.fakes import make_layout, make_pool, tokens_of
 
@@ -51,7 +52,7 @@ def receive(
     source, target = make_pool(theirs, NUM_BLOCKS, seed=3), make_pool(ours, NUM_BLOCKS)
     link = Lent(source, source_ids[start // p_block : -(-end // p_block)])
     order = RangeOrder(block_ids=target_ids, token_start=start, token_end=end, timeout_s=1.0)
-    ranges = MappedRanges(target, ours=ours, theirs=theirs)
+    ranges = MappedRanges(PoolBlocks(target, ours), theirs=theirs)
     num_bytes = ranges.receive_range(link, order, alter=None, is_wanted=is_wanted)
     assert num_bytes == (end - start) * ours.bytes_per_token
     return source, target
@@ -98,7 +99,7 @@ def test_what_nobody_wants_any_more_is_not_copied() -> None:
 def test_blocks_the_peer_does_not_have_end_the_link() -> None:
     layout = make_layout(4)
     link = Lent(make_pool(layout, NUM_BLOCKS, seed=3), [NUM_BLOCKS])
-    ranges = MappedRanges(make_pool(layout, NUM_BLOCKS), ours=layout, theirs=layout)
+    ranges = MappedRanges(PoolBlocks(make_pool(layout, NUM_BLOCKS), layout), theirs=layout)
     order = RangeOrder(block_ids=[0], token_start=0, token_end=4, timeout_s=1.0)
     with pytest.raises(LinkBrokenError, match="no sense"):
         ranges.receive_range(link, order, alter=None, is_wanted=True)

@@ -8,6 +8,7 @@ import torch
 from kv_transfer.backend import LinkTimeoutError
 from kv_transfer.link import LinkSpec
 from kv_transfer.message_ranges import MessageRanges
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import RangeOrder
 from kv_transfer.store import RendezvousStore
 from tests.unit.kv_transfer.fakes import CPU, FakeLink, Wire, make_layout, make_pool, tokens_of
@@ -31,8 +32,8 @@ class Move:
         self.target = make_pool(layouts[1], NUM_BLOCKS)
         self.source_ids, self.target_ids = [7, 2, 9, 4], [3, 11, 5, 8, 1, 6, 0, 2]
         self.wire = Wire()
-        sender = MessageRanges(self.source, ours=layouts[0], theirs=layouts[1])
-        receiver = MessageRanges(self.target, ours=layouts[1], theirs=layouts[0])
+        sender = MessageRanges(PoolBlocks(self.source, layouts[0]), theirs=layouts[1])
+        receiver = MessageRanges(PoolBlocks(self.target, layouts[1]), theirs=layouts[0])
         with ThreadPoolExecutor(1) as threads:
             sending = threads.submit(
                 sender.send_range,
@@ -129,7 +130,7 @@ class SilentOperation:
 
 def receive_in_place(link: SilentLink, num_blocks: int = 8) -> None:
     layout = make_layout(4)
-    ranges = MessageRanges(make_pool(layout, NUM_BLOCKS), ours=layout, theirs=layout)
+    ranges = MessageRanges(PoolBlocks(make_pool(layout, NUM_BLOCKS), layout), theirs=layout)
     order = RangeOrder(
         block_ids=[2 * each for each in range(num_blocks)],
         token_start=0,
@@ -139,20 +140,20 @@ def receive_in_place(link: SilentLink, num_blocks: int = 8) -> None:
     ranges.receive_range(link, order, alter=None, is_wanted=True)
 
 
-def test_all_that_lies_in_place_is_posted_at_once_and_the_last_waited_for_first(
+def test_all_that_lies_in_place_is_posted_at_once_and_only_the_last_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", make_layout(4).bytes_per_block)
     link = SilentLink()
     receive_in_place(link)
-    assert link.waited == [(number, 8) for number in reversed(range(8))]
+    assert link.waited == [(7, 8)]
 
 
 def test_what_was_posted_is_waited_for_once_also_when_an_operation_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", make_layout(4).bytes_per_block)
-    link = SilentLink(failing=5)
+    link = SilentLink(failing=7)
     with pytest.raises(LinkTimeoutError):
         receive_in_place(link)
     assert "too late" in link.aborted
