@@ -251,10 +251,14 @@ async def test_a_link_that_had_worked_is_made_again_without_a_pause(
 async def test_a_peer_that_falls_silent_ends_the_link_at_both_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when a network loses all that is sent and closes nothing."""
+    """As when a network loses all that is sent, and that an end was closed with it."""
 
     async def lose(_control: QueueControl, _message: LinkMessage) -> None:
         return
+
+    async def close_here(control: QueueControl) -> None:
+        control.is_closed = True
+        control.inbox.put_nowait(None)
 
     pair = Pair(config=KVTransferConfig(transfer_timeout_s=0.1))
     await pair.link_up()
@@ -262,9 +266,11 @@ async def test_a_peer_that_falls_silent_ends_the_link_at_both_ends(
     link = pair.link
     assert link.generation == 1, "a quiet link lives on"
     monkeypatch.setattr(QueueControl, "send", lose)
+    monkeypatch.setattr(QueueControl, "close", close_here)
     accepted = pair.acceptor.link_for(DECODE, 1)
     await eventually(lambda: link.live.ended.done() and accepted.live.ended.done())
     assert "silent" in link.live.ended.result()
+    assert "silent" in accepted.live.ended.result()
     monkeypatch.undo()
     await pair.link_up()
     assert pair.link.generation > 1
