@@ -371,7 +371,6 @@ async def test_what_a_peer_may_read_stays_its_own_until_the_links_thread_has_end
     live = LiveLink(
         spec,
         control,
-        layout=make_layout(),
         peer_layout=make_layout(),
         make_link=lambda spec, store: SlowLink(wires.by_id.setdefault("a", Wire()), spec, store),
     )
