@@ -182,6 +182,8 @@ class LiveLink:
         try:
             # until then the peer has not even been told, and the thread may read what it sends
             await asyncio.shield(self._thread.ended)
+            # its buffers with it: what refers to this object may go round in circles
+            self._mover = None
             if self.spec.is_sender:
                 await self._link.wait_unread()
         finally:

@@ -1,8 +1,10 @@
 """Sender and receiver together, over a fake wire."""
 
 import asyncio
+import gc
 import random
 import threading
+import weakref
 
 import pytest
 import torch
@@ -386,6 +388,20 @@ async def test_opening_an_id_twice_is_refused(pair: Pair) -> None:
             lambda still_read: None,
         )
     pair.sender.cancel(1)
+
+
+async def test_buffers_of_a_link_end_with_it_and_wait_for_no_collector() -> None:
+    pair = Pair()
+    await pair.link_up()
+    await hand_over(pair, 21)
+    ends = pair.link.live, pair.acceptor.link_for(DECODE, 1).live
+    movers = [weakref.ref(end._mover) for end in ends]
+    gc.disable()
+    try:
+        await pair.close()
+        assert [mover() for mover in movers] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_no_threads_stay_behind() -> None:
