@@ -98,7 +98,11 @@ inline vector_t add_in_order(vector_t total, vector_t product) {
 #if __has_builtin(__builtin_assoc_barrier)
   return __builtin_assoc_barrier(total + product);
 #else
-  return total + product;
+  total += product;
+#ifdef __x86_64__
+  asm("" : "+x"(total));  // GCC before 12: what went through here is not looked into
+#endif
+  return total;
 #endif
 }
 
