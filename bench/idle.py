@@ -45,7 +45,9 @@ def empty_replica(of: psutil.Process) -> Iterator[int]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield int(json.loads(process.stdout.readline())["pid"])
+        # Whatever Ray may say comes before it.
+        line = next(line for line in process.stdout if line.startswith("{"))
+        yield int(json.loads(line)["pid"])
     finally:
         process.stdin.close()
         process.wait(JOIN_WITHIN_S)

@@ -46,8 +46,8 @@ def may_be_undecided(row: SamplingRow) -> bool:
 
 def sampling_columns(rows: Sequence[SamplingRow]) -> npt.NDArray[np.float64]:
     """What `sample_queued` reads of each row, [NUM_COLUMNS, rows]."""
-    columns = np.zeros((NUM_COLUMNS, len(rows)))
-    for n, row in enumerate(rows):
+    values: list[tuple[float, ...]] = []
+    for row in rows:
         params, way = row.params, _way_of(row.params)
         assert way is not None, "rows that need more are sampled elsewhere"
         number = 0.0
@@ -59,8 +59,8 @@ def sampling_columns(rows: Sequence[SamplingRow]) -> npt.NDArray[np.float64]:
                 choice_index=row.choice_index,
             )
         temperature = 1.0 if way == _GREEDY else params.temperature
-        columns[:, n] = (way, temperature, params.top_k, params.top_p, params.min_p, number)
-    return columns
+        values.append((way, temperature, params.top_k, params.top_p, params.min_p, number))
+    return np.array(values, dtype=np.float64).reshape(-1, NUM_COLUMNS).T
 
 
 def sample_queued(

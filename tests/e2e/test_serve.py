@@ -301,14 +301,6 @@ def test_metrics_reach_prometheus_both_ways(cluster: ServedCluster) -> None:
     pytest.fail(f"not in Ray's metrics: {[name for name in wanted if name not in page]}")
 
 
-def test_an_idle_worker_costs_what_an_empty_replica_costs(cluster: ServedCluster) -> None:
-    percent = workers_beside_empty(cluster.url, psutil.Process(cluster.process.pid), 8.0)
-    empty = percent.pop(EMPTY)
-    assert set(percent) == {"prefill-0", "decode-0"}
-    for worker, own in percent.items():
-        assert own - empty <= LIMIT_PERCENT, (worker, own, empty)
-
-
 def test_the_ray_ui_names_the_actors(cluster: ServedCluster) -> None:
     (line,) = (line for _, line in cluster.lines if line.startswith("  Ray dashboard"))
     url, _, token_file = line.removeprefix("  Ray dashboard").strip(" )").partition("  (token: ")
@@ -326,6 +318,14 @@ def test_the_ray_ui_names_the_actors(cluster: ServedCluster) -> None:
     }
     pids = {worker["id"]: worker["pid"] for worker in cluster.status()["workers"]}
     assert names == pids | {"ingress-0": names["ingress-0"]}
+
+
+def test_an_idle_worker_costs_what_an_empty_replica_costs(cluster: ServedCluster) -> None:
+    percent = workers_beside_empty(cluster.url, psutil.Process(cluster.process.pid), 8.0)
+    empty = percent.pop(EMPTY)
+    assert set(percent) == {"prefill-0", "decode-0"}
+    for worker, own in percent.items():
+        assert own - empty <= LIMIT_PERCENT, (worker, own, empty)
 
 
 def test_traffic_has_a_line_of_statistics_now_and_then(cluster: ServedCluster) -> None:
