@@ -22,7 +22,7 @@ from engine.warm_up import run_warm_up
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_TOKENS = 256
+_WARM_UP_TOKENS = 128  # enough to tell the speed of prompts; more would only delay the start
 
 
 class Engine:

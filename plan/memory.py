@@ -12,7 +12,7 @@ from sim.devices import Device
 
 ITEMSIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 CUDA_CONTEXT_BYTES = 0.6e9  # kernels and libraries
-_WARM_UP_TOKENS = 256
+_WARM_UP_TOKENS = 128
 _GB = 1e9
 
 

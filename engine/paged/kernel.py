@@ -112,8 +112,38 @@ class FlashAttention:
         return output
 
 
+@dataclass(frozen=True, slots=True)
+class FlashAttention3:
+    """`flash_attn_with_kvcache` of FlashAttention 3's own package, with any torch."""
+
+    function: Any
+
+    def __call__(
+        self,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: PagedRows,
+    ) -> torch.Tensor:
+        """See `PagedKernel`."""
+        output: torch.Tensor = self.function(
+            query,
+            keys,
+            values,
+            cache_seqlens=rows.context_lens,
+            page_table=rows.block_table,
+            cu_seqlens_q=rows.row_starts,
+            max_seqlen_q=rows.max_row_tokens,
+            softmax_scale=layer.scaling,
+            causal=True,
+            window_size=window_of(layer),
+        )
+        return output
+
+
 def window_of(layer: LayerAttention) -> tuple[int, int]:
-    """What both take for a window: tokens before the own one and behind it; -1 = all."""
+    """What all of them take for a window: tokens before the own one and behind it; -1 = all."""
     return (-1 if layer.window is None else layer.window - 1, 0)
 
 
@@ -126,6 +156,9 @@ def kernel_candidates(device: torch.device) -> Iterator[tuple[str, PagedKernel]]
     """Name and kernel of everything that might page on this device, the best first."""
     if device.type != "cuda":
         return
+    third = _find("flash_attn_interface", "flash_attn_with_kvcache")
+    if third is not None:
+        yield "FlashAttention 3", FlashAttention3(third)
     varlen = _find("torch.nn.attention.varlen", "varlen_attn")
     if varlen is not None:
         generation = _GENERATIONS.get(torch.cuda.get_device_capability(device)[0])

@@ -9,8 +9,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from engine.kv_cache import KVCacheSpec
 from engine.layer_attention import LayerAttention
+from engine.paged import kernel as kernel_module
 from engine.paged import proof
-from engine.paged.kernel import FlashAttention, PagedKernel, PagedRows, TorchVarlen
+from engine.paged.kernel import (
+    FlashAttention,
+    FlashAttention3,
+    PagedKernel,
+    PagedRows,
+    TorchVarlen,
+    kernel_candidates,
+)
 from tests.paged_kernel import offer_kernel, reference_kernel
 
 SPEC = KVCacheSpec(
@@ -59,6 +67,25 @@ def flash_like(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **
     )
 
 
+def kvcache_like(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **more: Any):
+    """The same for FlashAttention 3's function over a cache."""
+    assert more["causal"]
+    return varlen_like(
+        query,
+        keys,
+        values,
+        more["cu_seqlens_q"],
+        None,
+        more["max_seqlen_q"],
+        keys.shape[0] * keys.shape[1],
+        scale=more["softmax_scale"],
+        window_size=more["window_size"],
+        enable_gqa=query.shape[1] != keys.shape[2],
+        seqused_k=more["cache_seqlens"],
+        block_table=more["page_table"],
+    )
+
+
 def broken(*_: Any) -> torch.Tensor:
     raise RuntimeError("Paged KV cache block size must be divisible by 256\nand so on")
 
@@ -73,8 +100,9 @@ def spoilt(factor: float) -> Callable[..., torch.Tensor]:
         reference_kernel,
         TorchVarlen(varlen_like, has_key_starts=False),
         FlashAttention(flash_like),
+        FlashAttention3(kvcache_like),
     ],
-    ids=["reference", "torch", "flash-attn"],
+    ids=["reference", "torch", "flash-attn", "flash-attn 3"],
 )
 @pytest.mark.parametrize("block_size", [1, 4, 32])
 @pytest.mark.parametrize("window", [None, 3])
@@ -120,6 +148,50 @@ def test_a_kernel_that_forgets_the_window_is_not_taken(monkeypatch: pytest.Monke
     offer_kernel(monkeypatch, forgetful)
     assert proof.find_kernel(SPEC, num_heads=4, windows=(None,)) is forgetful
     assert proof.find_kernel(SPEC, num_heads=4, windows=(None, 1000)) is None
+
+
+@pytest.mark.parametrize(
+    ("packages", "major", "names"),
+    [
+        ({"torch.nn.attention.varlen"}, 8, ["torch's varlen", "torch's varlen"]),
+        ({"flash_attn"}, 8, ["flash-attn"]),
+        (
+            {"torch.nn.attention.varlen", "flash_attn_interface", "flash_attn"},
+            9,
+            [
+                "FlashAttention 3",
+                "torch's varlen with FA3",
+                "torch's varlen",
+                "torch's varlen",
+                "flash-attn",
+            ],
+        ),
+        (set(), 9, []),
+    ],
+)
+def test_what_there_is_is_offered_and_torch_put_back_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, packages: set[str], major: int, names: list[str]
+):
+    active: list[str] = []
+
+    def activate(generation: str) -> None:
+        if (generation, "flash_attn_interface" in packages) != ("FA3", True):
+            raise ModuleNotFoundError("No module named 'flash_attn_interface'")
+        active.append(generation)
+
+    def find(module: str, name: str) -> str | None:
+        return name if module in packages else None
+
+    monkeypatch.setattr(kernel_module, "_find", find)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, 0))
+    attention = torch.nn.attention
+    monkeypatch.setattr(attention, "activate_flash_attention_impl", activate, raising=False)
+    monkeypatch.setattr(attention, "restore_flash_attention_impl", active.clear, raising=False)
+    offered = []
+    for name, _ in kernel_candidates(torch.device("cuda:0")):
+        offered.append(name)
+        assert bool(active) == name.endswith("with FA3")
+    assert offered == names
 
 
 def test_there_is_none_on_a_cpu():
