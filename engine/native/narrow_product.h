@@ -1,7 +1,8 @@
 // float32 rows times bfloat16 weights, which are read where they lie and widened in registers.
 //
-// A result is the sum of its products from the first input to the last, whatever rows stand beside
-// its own and however many: a token is computed alike alone, in a batch and in a prompt.
+// A result is the sum of its products from the first input to the last, of kInputsAtOnce inputs at a
+// time, whatever rows stand beside its own and however many: a token is computed alike alone, in a
+// batch and in a prompt.
 #pragma once
 
 #include <algorithm>
@@ -29,38 +30,60 @@ struct NarrowProduct {
   int64_t num_panels() const { return (num_outputs + kPanelOutputs - 1) / kPanelOutputs; }
 };
 
+// partial[token] += inputs from `k` on times kTurnedOutputs rows of weights.
+template <int tokens>
+inline void add_turned(
+    const float* input, const c10::BFloat16* weight, int64_t num_inputs, int64_t k,
+    Turned* partial) {
+  TurnedPairs pairs[kTurnedInputs / 2];
+  turn(weight + k, num_inputs, pairs);
+#pragma GCC unroll 8
+  for (int j = 0; j < kTurnedInputs / 2; ++j) {
+    const Turned one = first_of(pairs[j]), two = second_of(pairs[j]);
+    const float* from = input + k + 2 * j;
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t)
+      partial[t] = add_in_order(partial[t], from[t * num_inputs] * one);
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t)
+      partial[t] = add_in_order(partial[t], from[t * num_inputs + 1] * two);
+  }
+}
+
 // A few tokens with kTurnedOutputs outputs from `first` on; `ahead` are the weights that follow.
+// One token alone would wait for each of its sums: then two stretches of inputs go side by side.
 template <int tokens>
 inline void turned_products(
     const NarrowProduct& call, int64_t first, const c10::BFloat16* ahead) {
+  constexpr int stretches = tokens > 2 ? 1 : 2;
   const int64_t num_inputs = call.num_inputs;
   const c10::BFloat16* weight = call.weight + first * num_inputs;
   Turned total[tokens] = {};
   if (call.bias)
     for (int t = 0; t < tokens; ++t) std::memcpy(&total[t], call.bias + first, sizeof(Turned));
-  int64_t k = 0;
-  for (; k + kTurnedInputs <= num_inputs; k += kTurnedInputs) {
-    // A row is too short for the core to see the next ones coming, so it is told line by line.
-    for (int i = 0; i < kTurnedOutputs * kTurnedInputs; i += 32) __builtin_prefetch(ahead + i);
-    ahead += kTurnedOutputs * kTurnedInputs;
-    TurnedPairs pairs[kTurnedInputs / 2];
-    turn(weight + k, num_inputs, pairs);
-#pragma GCC unroll 8
-    for (int j = 0; j < kTurnedInputs / 2; ++j) {
-      const Turned one = first_of(pairs[j]), two = second_of(pairs[j]);
-      const float* input = call.input + k + 2 * j;
-#pragma GCC unroll 8
-      for (int t = 0; t < tokens; ++t)
-        total[t] = add_in_order(total[t], input[t * num_inputs] * one);
-#pragma GCC unroll 8
-      for (int t = 0; t < tokens; ++t)
-        total[t] = add_in_order(total[t], input[t * num_inputs + 1] * two);
+  for (int64_t begin = 0; begin < num_inputs; begin += stretches * kInputsAtOnce) {
+    Turned partial[stretches][tokens] = {};
+    for (int64_t k = begin; k < std::min(begin + kInputsAtOnce, num_inputs); k += kTurnedInputs)
+#pragma GCC unroll 2
+      for (int s = 0; s < stretches; ++s) {
+        const int64_t own = k + s * kInputsAtOnce;
+        if (own + kTurnedInputs > num_inputs) continue;
+        // A row is too short for the core to see the next ones coming: it is told line by line.
+        for (int i = 0; i < kTurnedOutputs * kTurnedInputs; i += 32) __builtin_prefetch(ahead + i);
+        ahead += kTurnedOutputs * kTurnedInputs;
+        add_turned<tokens>(call.input, weight, num_inputs, own, partial[s]);
+      }
+    for (int s = 0; s < stretches; ++s) {
+      const int64_t end = std::min(begin + (s + 1) * kInputsAtOnce, num_inputs);
+      for (int64_t k = std::max(begin + s * kInputsAtOnce, end / kTurnedInputs * kTurnedInputs);
+           k < end; ++k) {
+        const Turned one = turn_one(weight + k, num_inputs);
+        for (int t = 0; t < tokens; ++t)
+          partial[s][t] = add_in_order(partial[s][t], call.input[t * num_inputs + k] * one);
+      }
+      if (begin + s * kInputsAtOnce < num_inputs)
+        for (int t = 0; t < tokens; ++t) total[t] = add_in_order(total[t], partial[s][t]);
     }
-  }
-  for (; k < num_inputs; ++k) {
-    const Turned one = turn_one(weight + k, num_inputs);
-    for (int t = 0; t < tokens; ++t)
-      total[t] = add_in_order(total[t], call.input[t * num_inputs + k] * one);
   }
   for (int t = 0; t < tokens; ++t)
     std::memcpy(call.output + t * call.num_outputs + first, &total[t], sizeof(Turned));

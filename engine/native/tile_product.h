@@ -42,7 +42,7 @@ inline void product_in_registers(
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-    for (int l = 0; l < lanes; ++l) total[r][l] = adds ? load(c + r * c_stride + l * width) : V{};
+    for (int l = 0; l < lanes; ++l) total[r][l] = V{};
   for (int k = 0; k < inner; ++k) {
     ahead.fetch(k);
     V right[lanes];
@@ -58,7 +58,10 @@ inline void product_in_registers(
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-    for (int l = 0; l < lanes; ++l) store(c + r * c_stride + l * width, total[r][l]);
+    for (int l = 0; l < lanes; ++l) {
+      acc_t* to = c + r * c_stride + l * width;
+      store(to, adds ? add_in_order(load(to), total[r][l]) : total[r][l]);
+    }
   ahead.advance(inner);
 }
 
