@@ -22,7 +22,7 @@ import psutil
 from bench.overhead import served
 
 LIMIT_PERCENT = 0.5
-SETTLE_S = 3.0
+SETTLE_S = 1.0
 JOIN_WITHIN_S = 90.0
 EMPTY = "empty replica"
 
