@@ -19,7 +19,7 @@ TAIL_BYTES = 2000  # of its log, where it ended by itself
 
 
 class ServerProcess:
-    """Runs a command while it is entered; it is ended as by Ctrl-C, and killed after a minute."""
+    """Runs a command while it is entered; it is asked to end, and killed after a minute."""
 
     def __init__(
         self, command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
@@ -43,7 +43,8 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         left = process_tree(self._process.pid)
         send_signal(left, signal.SIGCONT)
-        self._process.send_signal(signal.SIGINT)
+        # Not as Ctrl-C does: background jobs of a shell ignore that, and so does what they start.
+        self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_WITHIN_S)
         send_signal(left, signal.SIGKILL)

@@ -134,7 +134,7 @@ def test_a_process_that_ignores_the_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.server_process.END_WITHIN_S", 0.2)
-    code = "import signal,time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     spec = ServerSpec(command=f'{sys.executable} -c "{code}"')
     with running("deaf", spec, tmp_path) as server:
         assert server.url
