@@ -27,7 +27,7 @@ async def run(*fakes: FakeOpenAIServer, work: tuple[str, ...] = WORK) -> Results
 
 
 async def test_every_server_gets_the_same_work_in_turn(tmp_path: Path) -> None:
-    first, second = FakeOpenAIServer(step_s=0.02), FakeOpenAIServer(step_s=0.03)
+    first, second = FakeOpenAIServer(step_s=0.02), FakeOpenAIServer(step_s=0.06)
     results = await run(first, second)
     others = [
         sorted(each["prompt"] for each in fake.bodies if each["max_tokens"] != 1)
