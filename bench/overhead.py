@@ -11,10 +11,9 @@ cores as everything else.
 
 import argparse
 import json
-import signal
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from pathlib import Path
 import httpx
 import torch
 
+from cluster.server_process import ServerProcess
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
@@ -46,30 +46,12 @@ def served(model: Path, dtype: str, threads: int, port: int) -> Iterator[str]:
     }
     arguments = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
     relevo = Path(sys.executable).with_name("relevo")
-    process = subprocess.Popen(
-        [str(relevo), "serve", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
     url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_ready(url, process)
-        yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
-
-
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    end_s = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < end_s:
-        if process.poll() is not None:
-            raise RuntimeError(f"relevo serve ended with {process.returncode}")
-        try:
-            if httpx.get(f"{url}/ready", timeout=2).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise RuntimeError("relevo serve was not ready in time")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(relevo), "serve", *arguments]
+        with ServerProcess(command, log=Path(folder) / "relevo.log") as process:
+            process.wait_until_ready(url, "/ready", within_s=READY_WITHIN_S)
+            yield url
 
 
 def served_arrivals(url: str, prompt: list[int], num_tokens: int) -> list[float]:
