@@ -5,6 +5,7 @@ of them tries anything twice.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -105,3 +106,13 @@ def steady_clients(
     finally:
         for client in clients.values():
             client.stop()
+
+
+def wait_until_answered(clients: dict[str, SteadyClient], *, times: int, within_s: float) -> None:
+    """Until each of them was answered `times` times from now on, however fast the machine is."""
+    wanted = {way: len(client.texts) + times for way, client in clients.items()}
+    end_s = time.monotonic() + within_s
+    while any(len(client.texts) < wanted[way] for way, client in clients.items()):
+        told = {way: (len(client.texts), client.failures) for way, client in clients.items()}
+        assert time.monotonic() < end_s, (wanted, told)
+        time.sleep(0.02)

@@ -11,7 +11,7 @@ from cluster.server_process import free_ports
 from tests.long_form import LONG_FORM
 from tests.ray_head import BIN, Head, ingresses, ray_head
 from tests.served_cluster import SMALL
-from tests.steady_clients import steady_clients
+from tests.steady_clients import steady_clients, wait_until_answered
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), *LONG_FORM]
 
@@ -67,6 +67,7 @@ def test_a_deployment_is_replaced_and_rolled_back_under_load_without_a_lost_requ
         first, old = deploy()
         assert len(old) == 2
         with steady_clients((ports[0], ports[1]), max_tokens=40) as clients:
+            wait_until_answered(clients, times=5, within_s=60)
             # Of the workers alone; the ingresses stay, and name the new configuration.
             second, kept = deploy("decode.engine.max_num_seqs=3")
             assert kept == old
@@ -74,9 +75,9 @@ def test_a_deployment_is_replaced_and_rolled_back_under_load_without_a_lost_requ
             assert not new & old
             relevo("rollback", first, "--address", head.address)
             back, last = deployed()
+            wait_until_answered(clients, times=5, within_s=60)
         for way, client in clients.items():
             assert client.failures == [], way
-            assert len(client.texts) > 20, way
         assert len({text for client in clients.values() for text in client.texts}) == 1
         assert len({first, second, third}) == 3
         assert back == first
