@@ -1,7 +1,7 @@
 """Any OpenAI-compatible servers on the same work, in turn: A B A B, medians, spreads, ratios.
 
     .venv/bin/python -m bench.compare bench/servers.yaml [--only relevo,vllm] [--work W1,W2]
-        [--rounds 3] [--within SECONDS] [--json FILE] [--plot FILE]
+        [--rounds 3] [--scale 1] [--within SECONDS] [--json FILE] [--plot FILE]
 
 The servers' file says how each is started, or where it runs; `bench/peers.md` says how to install
 the others. What each piece of work is: `bench/workloads.py`. Ratios are to the first server.
@@ -210,6 +210,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names, the first is what the others are beside")
     parser.add_argument("--work", default=",".join(WORK))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="of every number of tokens")
     parser.add_argument("--within", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -221,7 +222,13 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(running(name, specs[name], log_folder)) for name in names]
         work = options.work.split(",")
-        comparing = compare(servers, work, rounds=options.rounds, within_s=options.within)
+        comparing = compare(
+            servers,
+            work,
+            rounds=options.rounds,
+            within_s=options.within,
+            scale=options.scale,
+        )
         results = asyncio.run(comparing)
     print_table(results)
     if options.json:

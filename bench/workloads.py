@@ -71,7 +71,7 @@ class Measured:
 
 
 async def measure(name: str, asking: Asking, rng: random.Random, *, scale: float = 1.0) -> Measured:
-    """Have it done; `scale` makes it smaller for tests."""
+    """Have it done; `scale` makes it smaller."""
 
     def size(num_tokens: int) -> int:
         return max(round(num_tokens * scale), 1)
