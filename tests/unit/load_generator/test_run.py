@@ -1,13 +1,14 @@
 """Requests leave by the clock, whatever the answers do."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from load_generator.outcome import Ending, Outcome
 from load_generator.planned_request import PlannedRequest
 from load_generator.run import Run, Sender
+from tests.fake_time import in_fake_time
 
 
 def request(due_s: float = 0.0, **behaviour: object) -> PlannedRequest:
@@ -15,20 +16,10 @@ def request(due_s: float = 0.0, **behaviour: object) -> PlannedRequest:
     return PlannedRequest(due_s=due_s, **fields)  # type: ignore[arg-type]
 
 
-class Clock:
-    """The time of an event loop that does not wait."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-
-    def __call__(self) -> float:
-        return self.loop.time()
-
-
 class FakeAsker:
     """Takes so long for each answer."""
 
-    def __init__(self, now: Clock, *, takes_s: float) -> None:
+    def __init__(self, now: Callable[[], float], *, takes_s: float) -> None:
         self.now = now
         self.takes_s = takes_s
         self.num_running = 0
@@ -49,34 +40,38 @@ class FakeAsker:
 async def send(
     plan: Sequence[PlannedRequest], *, takes_s: float, **settings: object
 ) -> tuple[Run, FakeAsker]:
-    now = Clock(asyncio.get_running_loop())
+    now = asyncio.get_running_loop().time
     asker = FakeAsker(now, takes_s=takes_s)
     return await Sender(asker, now=now, **settings).send(plan), asker  # type: ignore[arg-type]
 
 
+@in_fake_time
 async def test_a_slow_server_delays_no_request() -> None:
     run, asker = await send([request(0.01 * n) for n in range(5)], takes_s=0.1)
     for number, outcome in enumerate(sorted(run.outcomes, key=lambda each: each.due_s)):
         assert outcome.due_s == pytest.approx(run.started_s + 0.01 * number)
-        assert outcome.sent_s - outcome.due_s < 0.03
+        assert outcome.sent_s == pytest.approx(outcome.due_s)
     assert asker.most_running == 5
-    assert run.duration_s >= 0.14
+    assert run.duration_s == pytest.approx(0.14)
 
 
+@in_fake_time
 async def test_waiting_for_a_place_counts() -> None:
     run, asker = await send([request()] * 3, takes_s=0.03, max_concurrency=1)
     assert asker.most_running == 1
-    assert max(outcome.e2e_s for outcome in run.outcomes) >= 0.09
+    assert max(outcome.e2e_s for outcome in run.outcomes) == pytest.approx(0.09)
 
 
+@in_fake_time
 async def test_closed_clients_ask_again_when_they_were_answered() -> None:
     run, asker = await send([request()] * 6, takes_s=0.02, max_concurrency=2, is_closed=True)
     assert len(run.outcomes) == 6
     assert asker.most_running == 2
     # A client's own loop is no queue of the server's: its next request is due when it asks.
-    assert max(outcome.e2e_s for outcome in run.outcomes) < 0.06
+    assert max(outcome.e2e_s for outcome in run.outcomes) == pytest.approx(0.02)
 
 
+@in_fake_time
 async def test_who_left_may_ask_again() -> None:
     plan = [request(cancel_after_tokens=1, resends=True), request(cancel_after_tokens=1)]
     run, _ = await send(plan, takes_s=0.0)
@@ -84,6 +79,7 @@ async def test_who_left_may_ask_again() -> None:
     assert sorted(each.value for each in endings) == ["cancelled", "cancelled", "completed"]
 
 
+@in_fake_time
 async def test_something_happens_when_half_of_it_was_sent() -> None:
     seen = []
 
@@ -94,4 +90,4 @@ async def test_something_happens_when_half_of_it_was_sent() -> None:
     plan = [request(0.02 * n) for n in range(6)]
     run, _ = await send(plan, takes_s=0.0, half_way=half_way)
     assert run.events == ["it happened"]
-    assert 0.03 <= seen[0] - run.started_s < 0.09
+    assert seen[0] - run.started_s == pytest.approx(0.04)

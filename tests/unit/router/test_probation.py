@@ -8,6 +8,7 @@ from router.request import TokenBatch
 from router.retry import Failure
 from router.timeline import AttemptRecord
 from router.worker_view import WorkerKey
+from tests.fake_time import in_fake_time
 
 HERE, THERE = WorkerKey("decode-0", 1), WorkerKey("decode-1", 1)
 RECORD = AttemptRecord(prefill_worker_id="", decode_worker_id="", started_at_s=0.0)
@@ -17,6 +18,7 @@ def lost(key: WorkerKey = HERE, cause: str = "lost") -> Failure:
     return Failure(cause=cause, message="", was_admitted=True, workers=frozenset({key}))
 
 
+@in_fake_time
 async def test_suspects_go_one_at_a_time_and_others_at_once() -> None:
     probation = Probation()
     order: list[str] = []
@@ -35,6 +37,7 @@ async def test_suspects_go_one_at_a_time_and_others_at_once() -> None:
     assert order.index("c begins") < order.index("a ends")
 
 
+@in_fake_time
 async def test_what_is_lost_in_a_turn_is_charged_to_its_request_alone() -> None:
     probation, neighbour = Probation(), Turn()
     async with probation.turn(is_needed=True) as turn:
@@ -49,6 +52,7 @@ async def test_what_is_lost_in_a_turn_is_charged_to_its_request_alone() -> None:
     assert not probation.blames_other(lost(WorkerKey("decode-0", 2)), neighbour)
 
 
+@in_fake_time
 async def test_a_turn_ends_with_a_few_tokens_and_then_everybody_pays() -> None:
     probation = Probation()
     async with probation.turn(is_needed=True) as first:
@@ -65,6 +69,7 @@ async def test_a_turn_ends_with_a_few_tokens_and_then_everybody_pays() -> None:
         assert not second.workers
 
 
+@in_fake_time
 async def test_a_turn_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PASSED_AFTER_S", 0.01)
     probation = Probation()
@@ -78,6 +83,7 @@ async def test_a_turn_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
         (await waiting).end()
 
 
+@in_fake_time
 async def test_who_gives_up_waiting_holds_nobody_up() -> None:
     probation = Probation()
     async with probation.turn(is_needed=True):
@@ -89,6 +95,7 @@ async def test_who_gives_up_waiting_holds_nobody_up() -> None:
         pass
 
 
+@in_fake_time
 async def test_what_is_remembered_is_bounded() -> None:
     probation = Probation()
     for number in range(module.NUM_LOST_KEPT + 50):

@@ -11,10 +11,16 @@ from rpc.errors import (
     StaleWorkerError,
     WorkerUnavailableError,
 )
+from tests.fake_time import in_fake_time
 
 
 def make_admission(*, max_waiting: int = 2) -> Admission:
-    admission = Admission(incarnation=7, max_waiting=max_waiting, retry_after_s=lambda: 0.5)
+    admission = Admission(
+        incarnation=7,
+        max_waiting=max_waiting,
+        retry_after_s=lambda: 0.5,
+        now=asyncio.get_running_loop().time,
+    )
     admission.open()
     return admission
 
@@ -23,6 +29,7 @@ def admit(admission: Admission, request_id: str = "a", *, incarnation: int = 7):
     return admission.admit(request_id, incarnation=incarnation)
 
 
+@in_fake_time
 async def test_a_leg_counts_as_waiting_until_it_is_scheduled() -> None:
     admission = make_admission()
     with admit(admission) as leg:
@@ -32,6 +39,7 @@ async def test_a_leg_counts_as_waiting_until_it_is_scheduled() -> None:
     assert admission.num_legs == 0
 
 
+@in_fake_time
 async def test_a_full_worker_refuses_and_says_when_to_come_back() -> None:
     admission = make_admission(max_waiting=1)
     with admit(admission) as leg:
@@ -43,17 +51,20 @@ async def test_a_full_worker_refuses_and_says_when_to_come_back() -> None:
             assert admission.num_legs == 2
 
 
+@in_fake_time
 async def test_a_request_for_another_process_is_stale() -> None:
     with pytest.raises(StaleWorkerError), admit(make_admission(), incarnation=6):
         pass
 
 
+@in_fake_time
 async def test_nothing_is_admitted_before_the_start_is_over() -> None:
     admission = Admission(incarnation=7, max_waiting=1, retry_after_s=lambda: 0.5)
     with pytest.raises(WorkerUnavailableError), admit(admission):
         pass
 
 
+@in_fake_time
 async def test_a_drain_waits_for_the_streams_and_refuses_new_ones() -> None:
     admission = make_admission()
 
@@ -72,6 +83,7 @@ async def test_a_drain_waits_for_the_streams_and_refuses_new_ones() -> None:
     await running
 
 
+@in_fake_time
 async def test_streams_left_near_the_end_of_a_drain_are_told_to_migrate() -> None:
     admission = make_admission()
 
@@ -88,6 +100,7 @@ async def test_streams_left_near_the_end_of_a_drain_are_told_to_migrate() -> Non
     await running
 
 
+@in_fake_time
 async def test_a_drain_waits_for_leases_too() -> None:
     admission = make_admission()
     busy = [True]

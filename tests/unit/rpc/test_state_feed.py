@@ -40,7 +40,7 @@ class Reader:
         self.next_sequence = 0
 
     async def read(self):
-        message = await asyncio.wait_for(anext(self.stream), 5)
+        message = await asyncio.wait_for(anext(self.stream), 30)
         assert message.sequence == self.next_sequence
         self.next_sequence += 1
         kind = message.WhichOneof("message")
@@ -167,7 +167,9 @@ async def test_two_readers_count_for_themselves():
 
 
 async def test_a_quiet_stream_still_ticks():
-    reader = Reader(make_feed(FeedPace(min_interval_s=0.0, max_interval_s=0.01)))
+    reader = Reader(
+        make_feed(FeedPace(min_interval_s=0.0, max_interval_s=0.01, metrics_interval_s=30.0))
+    )
     await reader.read_until_load()
     await reader.read_until_load()
     assert reader.kinds[-2:] == ["load", "load"]
@@ -217,7 +219,7 @@ async def test_closing_ends_open_and_new_streams():
     feed.close()
     for stream in (reader.stream, feed.watch()):
         with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(stream), 5)
+            await asyncio.wait_for(anext(stream), 30)
     assert feed.num_subscribers == 0
 
 
