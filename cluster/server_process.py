@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 from cluster.http_client import open_client
 
 END_WITHIN_S = 60.0
+PORTS = range(20_000, 32_768)  # above those of Ray's workers, below those Linux hands out
 TAIL_BYTES = 2000  # of its log, where it ended by itself
 
 
@@ -85,9 +87,14 @@ def send_signal(processes: Sequence[psutil.Process], number: signal.Signals) -> 
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """Ports of loopback that nobody listens on now, nor gets before they are used.
+
+    One of those that Linux hands out to whoever names none might be gone by then.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if len(found) == count:
+            break
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
