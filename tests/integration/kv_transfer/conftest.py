@@ -35,7 +35,8 @@ from tests.unit.kv_transfer.fakes import (
 # Children are forked from a process that has imported torch once.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.integration.kv_transfer.prefill_process"])
-CONFIG = {"transfer_timeout_s": 2.0, "lease_s": 1.0, "digest_sample": 1.0}
+CONFIG = {"transfer_timeout_s": 2.0, "lease_s": 20.0, "digest_sample": 1.0}
+SHORT_LEASE_S = 1.0
 NUM_BLOCKS = 128
 
 
@@ -47,6 +48,7 @@ class Prefill:
     layout: dict
     seed: int
     backend: str
+    lease_s: float = CONFIG["lease_s"]
     process: BaseProcess | None = None
     pipe: Connection | None = None
     port: int = 0
@@ -59,7 +61,7 @@ class Prefill:
     async def start(self, faults: Sequence[dict] = ()) -> None:
         options = {
             "worker_id": self.worker_id,
-            "config": {**CONFIG, "backend": self.backend},
+            "config": {**CONFIG, "backend": self.backend, "lease_s": self.lease_s},
             "layout": self.layout,
             "num_blocks": NUM_BLOCKS,
             "seed": self.seed,
@@ -126,9 +128,11 @@ class Decode:
         *block_sizes: int,
         faults: Sequence[dict] = (),
         faults_of_first: Sequence[dict] = (),
+        lease_s: float = CONFIG["lease_s"],
     ) -> None:
         for number, block_size in enumerate(block_sizes):
-            prefill = Prefill(f"prefill-{number}", {"block_size": block_size}, number, self.backend)
+            layout = {"block_size": block_size}
+            prefill = Prefill(f"prefill-{number}", layout, number, self.backend, lease_s)
             self.prefills[prefill.worker_id] = prefill
         first, *others = self.prefills.values()
         await asyncio.gather(

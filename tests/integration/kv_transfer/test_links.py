@@ -4,13 +4,16 @@ import asyncio
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
 
 from kv_transfer.control import FailureReason, TransferFailedError
 from kv_transfer.link_status import LinkState
-from tests.integration.kv_transfer.conftest import CONFIG, Decode
+from kv_transfer.pool_writes import PoolWrites
+from tests.integration.kv_transfer.conftest import CONFIG, SHORT_LEASE_S, Decode
 from tests.unit.kv_transfer.fakes import eventually
 
 
@@ -51,7 +54,7 @@ async def test_killed_peer_costs_its_link_only(decode: Decode) -> None:
     await asyncio.sleep(0.2)
     decode.prefills["prefill-0"].signal(signal.SIGKILL)
     with pytest.raises(TransferFailedError) as failure:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(CONFIG["lease_s"]):
             await dying
     assert failure.value.reason in (FailureReason.LINK_BROKEN, FailureReason.CONTROL_LOST)
     survivor = decode.dialer.link_for("prefill-1")
@@ -69,16 +72,13 @@ async def test_frozen_peer_costs_its_link_only_and_comes_back(decode: Decode) ->
     frozen = asyncio.create_task(decode.hand_over("prefill-0", num_tokens=200, delay_s=0.05))
     await asyncio.sleep(0.2)
     decode.prefills["prefill-0"].signal(signal.SIGSTOP)
-    started = time.monotonic()
     try:
         await decode.hand_over("prefill-1")
         # a range that was offered is asked for, and times out; nothing else does
         fetched = decode.dialer.link_for("prefill-0")
         await asyncio.wait({frozen, fetched.live.ended}, timeout=CONFIG["transfer_timeout_s"] + 1)
-        waited_s = time.monotonic() - started
         if frozen.done():
             assert isinstance(frozen.exception(), TransferFailedError)
-            assert waited_s < CONFIG["transfer_timeout_s"] + 1
         else:
             # nothing was under way when it froze; the worker above notices and cancels
             frozen.cancel()
@@ -98,7 +98,7 @@ async def test_frozen_between_grant_and_data_times_out(decode: Decode) -> None:
         await decode.hand_over(num_tokens=64)
     waited_s = time.monotonic() - started
     assert failure.value.reason is FailureReason.TIMEOUT
-    assert waited_s < CONFIG["transfer_timeout_s"] + 1
+    assert waited_s < CONFIG["lease_s"]
     await eventually(lambda: decode.dialer.statuses()[0].state is not LinkState.READY)
     decode.prefills["prefill-0"].signal(signal.SIGCONT)
     await decode.link_up()
@@ -119,7 +119,7 @@ async def test_faults_at_the_send(decode: Decode, action: str) -> None:
         await decode.hand_over()
         return
     with pytest.raises(TransferFailedError) as failure:
-        async with asyncio.timeout(CONFIG["transfer_timeout_s"] + 2):
+        async with asyncio.timeout(CONFIG["lease_s"]):
             await decode.hand_over()
     assert failure.value.reason in expected[action]
     if action == "kill":
@@ -129,16 +129,25 @@ async def test_faults_at_the_send(decode: Decode, action: str) -> None:
     await given_back(decode, "prefill-0", 2)
 
 
-async def test_cancel_while_granted_keeps_the_link(decode: Decode) -> None:
-    await decode.start(8, faults=[{"point": "kv_send", "action": "delay", "delay_s": 0.4}])
+async def test_cancel_while_granted_keeps_the_link(
+    decode: Decode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, has_begun = PoolWrites.of, threading.Event()
+
+    @contextmanager
+    def noticed(writes: PoolWrites, block_ids: list[int]) -> Iterator[bool]:
+        with of(writes, block_ids) as may_write:
+            has_begun.set()
+            yield may_write
+
+    monkeypatch.setattr(PoolWrites, "of", noticed)
+    await decode.start(8, faults=[{"point": "kv_send", "action": "delay", "delay_s": 0.8}])
     link = decode.dialer.link_for("prefill-0")
     moving = asyncio.create_task(decode.hand_over(num_tokens=64))
-    await eventually(lambda: link.queued_bytes)
-    await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(has_begun.wait, 20.0)
     moving.cancel()
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(0.2):
-            await moving
+        await moving
     before, in_flight = decode.pool.clone(), list(decode.quarantined)
     assert in_flight, "an operation that was begun may write its blocks until it ends"
     assert not set(in_flight) & set(decode.free_blocks)
@@ -151,7 +160,11 @@ async def test_cancel_while_granted_keeps_the_link(decode: Decode) -> None:
     assert decode.dialer.link_for("prefill-0") is link
 
 
-async def test_rebuilds_leave_nothing_behind(decode: Decode) -> None:
+async def test_rebuilds_leave_nothing_behind(
+    decode: Decode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each is made anew at once, however short the one before lived.
+    monkeypatch.setattr("kv_transfer.peer_link._STABLE_AFTER_S", 0.0)
     await decode.start(8)
     me = psutil.Process()
     seen = []
@@ -173,7 +186,7 @@ async def test_rebuilds_leave_nothing_behind(decode: Decode) -> None:
 
 
 async def test_decode_worker_gone_lets_the_lease_run_out(decode: Decode) -> None:
-    await decode.start(8)
+    await decode.start(8, lease_s=SHORT_LEASE_S)
     prefill = decode.prefills["prefill-0"]
     request = {
         "transfer_id": 77,

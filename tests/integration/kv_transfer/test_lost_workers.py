@@ -64,7 +64,7 @@ async def test_a_worker_that_is_lost_costs_its_own_transfer(
     if "nothing offered" in state:
         await asyncio.sleep(0.1)
     else:
-        await eventually(lambda: link.queued_bytes or moving.done(), 5.0)
+        await eventually(lambda: link.queued_bytes or moving.done())
         await asyncio.sleep(0.1)
     with suppress(ProcessLookupError):
         lost.signal(SIGNALS[fate])
@@ -73,7 +73,8 @@ async def test_a_worker_that_is_lost_costs_its_own_transfer(
         started = time.monotonic()
         await decode.hand_over("prefill-1", num_tokens=NUM_TOKENS)
         assert time.monotonic() - started < LONGEST_PAUSE_S
-    await asyncio.wait({moving}, timeout=CONFIG["transfer_timeout_s"] + 1)
+    noticed_within_s = {"killed": 20.0, "frozen": CONFIG["transfer_timeout_s"] + 1}[fate]
+    await asyncio.wait({moving}, timeout=noticed_within_s)
     if not moving.done():
         assert fate == "frozen", "a death is noticed by the end of its sockets"
         moving.cancel()  # nothing was asked of it: the worker above sees that it is frozen
@@ -88,5 +89,5 @@ async def test_a_worker_that_is_lost_costs_its_own_transfer(
         lost.signal(signal.SIGCONT)
     await decode.link_up()
     await decode.hand_over(num_tokens=NUM_TOKENS)
-    await eventually(lambda: not decode.quarantined, 5.0)
+    await eventually(lambda: not decode.quarantined)
     assert sorted(decode.free_blocks) == list(range(NUM_BLOCKS))

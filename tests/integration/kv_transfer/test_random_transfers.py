@@ -16,7 +16,7 @@ import pytest
 
 from faults.plan import Fault, FaultPlan
 from kv_transfer.control import ControlClosedError, FetchOrder, FetchReply, TransferFailedError
-from tests.integration.kv_transfer.conftest import CONFIG, Decode, Prefill
+from tests.integration.kv_transfer.conftest import CONFIG, SHORT_LEASE_S, Decode, Prefill
 from tests.integration.kv_transfer.wire import TcpTransferControl
 from tests.long_form import IS_LONG
 
@@ -25,7 +25,7 @@ NUM_TRANSFERS = 10_000 if IS_LONG else 100_000
 LONGEST_S = 3600.0 if IS_LONG else 15.0
 NUM_AT_ONCE = 4
 # of one transfer; then it has found its end on both sides
-GRACE_S = 2 * CONFIG["transfer_timeout_s"] + CONFIG["lease_s"]
+GRACE_S = 2 * CONFIG["transfer_timeout_s"] + SHORT_LEASE_S
 
 
 def fault_plan(rng: random.Random, point: str) -> list[dict]:
@@ -149,7 +149,7 @@ async def test_random_transfers_leave_the_pools_intact(
     monkeypatch.setattr(Prefill, "control", property(lambda self: LossyControl(self.port, rng)))
     faults = [Fault(match={}, **fault) for fault in fault_plan(rng, "kv_recv")]
     monkeypatch.setattr("faults.plan._PLAN", FaultPlan(faults, None))
-    await decode.start(8, 12, faults=fault_plan(rng, "kv_send"))
+    await decode.start(8, 12, faults=fault_plan(rng, "kv_send"), lease_s=SHORT_LEASE_S)
     run = Run(decode, rng)
     breaking = asyncio.create_task(run.break_things()) if IS_LONG else None
     await asyncio.gather(*(run.one_after_another() for _ in range(NUM_AT_ONCE)))

@@ -69,7 +69,7 @@ def tokens_of(pool: torch.Tensor, block_ids: list[int], num_tokens: int) -> torc
     return torch.stack([pool[block_ids[t // size], :, :, t % size] for t in range(num_tokens)])
 
 
-async def eventually(condition: Callable[[], object], timeout_s: float = 2.0) -> None:
+async def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the condition has no event of its own
             await asyncio.sleep(0.002)
@@ -214,10 +214,12 @@ class DirectControl:
     before_release: list[Exception] = field(default_factory=list)
     fetches: list[FetchOrder] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
+    num_watches: int = 0
 
     async def watch(
         self, transfer_id: int, *, epoch: int, decode_worker: WorkerRef
     ) -> AsyncIterator[TransferMessage]:
+        self.num_watches += 1
         stream = self.sender.watch(transfer_id, epoch=epoch, decode_worker=decode_worker)
         try:
             async for message in stream:
@@ -247,6 +249,11 @@ class Reservation:
     num_cached_tokens: int = 0
 
 
+# No deadline of these passes while a busy machine pauses; those of the others soon do.
+PATIENT = KVTransferConfig(transfer_timeout_s=20.0, lease_s=20.0, digest_sample=1.0)
+HASTY = KVTransferConfig(transfer_timeout_s=1.0, lease_s=0.5, digest_sample=1.0)
+
+
 class Pair:
     """A prefill and a decode worker's KV plane, linked over a fake wire."""
 
@@ -255,12 +262,10 @@ class Pair:
         *,
         prefill_block: int = 4,
         decode_block: int = 4,
-        config: KVTransferConfig | None = None,
+        config: KVTransferConfig = PATIENT,
         make_link: Callable | None = None,
     ) -> None:
-        self.config = config or KVTransferConfig(
-            transfer_timeout_s=1.0, lease_s=0.5, digest_sample=1.0
-        )
+        self.config = config
         self.p_layout, self.d_layout = make_layout(prefill_block), make_layout(decode_block)
         self.p_pool = make_pool(self.p_layout, 64, seed=1)
         self.d_pool = make_pool(self.d_layout, 64)
@@ -316,7 +321,7 @@ class Pair:
         finally:
             await control.close()
 
-    async def link_up(self, timeout_s: float = 5.0) -> None:
+    async def link_up(self, timeout_s: float = 20.0) -> None:
         self.dialer.set_peers("ingress", [PeerInfo(worker=PREFILL, address="here")])
         await eventually(lambda: self.dialer.link_for(PREFILL.worker_id), timeout_s)
 

@@ -5,6 +5,7 @@ import gc
 import random
 import threading
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,16 @@ from kv_transfer.control import (
 )
 from kv_transfer.receiver import ReceiveOrder
 from kv_transfer.sender_state import SenderOrder
-from tests.unit.kv_transfer.fakes import DECODE, PREFILL, Pair, Reservation, eventually, tokens_of
+from tests.unit.kv_transfer.fakes import (
+    DECODE,
+    HASTY,
+    PATIENT,
+    PREFILL,
+    Pair,
+    Reservation,
+    eventually,
+    tokens_of,
+)
 
 
 def commit_of(num_tokens: int, finish_reason: str = "") -> Commit:
@@ -35,14 +45,18 @@ def commit_of(num_tokens: int, finish_reason: str = "") -> Commit:
 
 
 @pytest.fixture
-async def pair():
-    pair = Pair()
+async def pair(request):
+    """Marked with its settings where they are not the patient ones."""
+    pair = Pair(**getattr(request, "param", {}))
     await pair.link_up()
     yield pair
     await pair.close()
     assert pair.sender.num_open == 0
     assert pair.receiver.num_active == 0
     assert pair.receiver.num_promised_tokens == 0
+
+
+soon_over = pytest.mark.parametrize("pair", [{"config": HASTY}], ids=["hasty"], indirect=True)
 
 
 def blocks_for(num_tokens: int, block_size: int, seed: int) -> list[int]:
@@ -232,6 +246,7 @@ async def test_release_before_open_closes_at_once(pair: Pair) -> None:
     assert pair.given_back == [4]
 
 
+@soon_over
 async def test_lease_runs_out_without_a_follower(pair: Pair) -> None:
     pair.open(1, 4)
     pair.sender.offer(1, 4, [0])
@@ -240,13 +255,15 @@ async def test_lease_runs_out_without_a_follower(pair: Pair) -> None:
     assert pair.sender.counters.leases_expired == 1
 
 
+@pytest.mark.parametrize("pair", [{"config": replace(PATIENT, lease_s=1.0)}], indirect=True)
 async def test_a_decode_worker_that_waits_for_room_keeps_the_lease(pair: Pair) -> None:
     pair.open(1, 4)
     pair.sender.offer(1, 4, [0])
     pair.sender.commit(1, commit_of(4))
 
     async def reserve():
-        await asyncio.sleep(0.8)  # longer than the lease
+        # Three renewals are one lease.
+        await eventually(lambda: pair.control.num_watches > 4)
         return Reservation([1, 2])
 
     order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=4)
@@ -255,6 +272,7 @@ async def test_a_decode_worker_that_waits_for_room_keeps_the_lease(pair: Pair) -
     assert pair.sender.counters.leases_expired == 0
 
 
+@soon_over
 async def test_a_stream_that_is_merely_open_does_not_keep_the_lease(pair: Pair) -> None:
     """As that of a frozen decode worker."""
     pair.open(1, 4)
@@ -262,7 +280,7 @@ async def test_a_stream_that_is_merely_open_does_not_keep_the_lease(pair: Pair) 
     pair.sender.offer(1, 4, [0])
     pair.sender.commit(1, commit_of(4))
     assert isinstance(await anext(stream), Commit)
-    assert await asyncio.wait_for(anext(stream, None), 0.7) is None
+    assert await asyncio.wait_for(anext(stream, None), 20.0) is None
     assert pair.given_back == [1]
     assert pair.sender.counters.leases_expired == 1
 
@@ -316,6 +334,7 @@ async def test_a_fault_in_one_operation_costs_that_link_only(pair: Pair, monkeyp
     assert torch.equal(tokens_of(pair.p_pool, source, 23), tokens_of(pair.d_pool, target, 23))
 
 
+@soon_over
 async def test_a_peer_that_never_answers_costs_one_deadline(pair: Pair) -> None:
     class Silent:
         def __getattr__(self, name):
@@ -331,7 +350,7 @@ async def test_a_peer_that_never_answers_costs_one_deadline(pair: Pair) -> None:
         return Reservation([1, 2])
 
     order = ReceiveOrder(transfer_id=1, epoch=1, link=pair.link, num_tokens=4)
-    async with asyncio.timeout(1.6):
+    async with asyncio.timeout(20.0):
         with pytest.raises(TransferFailedError) as failure:
             await pair.receiver.receive(order, Silent(), reserve, pair.given_up.extend)
     assert failure.value.reason is FailureReason.TIMEOUT
@@ -359,7 +378,7 @@ async def test_an_error_of_the_reservation_reaches_the_caller(pair: Pair) -> Non
 
 
 async def test_blocks_wait_for_granted_sends() -> None:
-    pair = Pair()
+    pair = Pair(config=HASTY)
     await pair.link_up()
     pair.open(1, 4)
     pair.sender.offer(1, 4, [0])
@@ -442,7 +461,7 @@ async def test_a_release_that_is_not_heard_is_said_again(pair: Pair) -> None:
 async def test_closing_does_not_wait_for_a_peer_that_is_gone(pair: Pair) -> None:
     pair.control.before_release = [OSError("gone")] * 9
     await hand_over(pair, 23)
-    async with asyncio.timeout(0.3):
+    async with asyncio.timeout(pair.config.lease_s / 2):
         await pair.receiver.close()
     pair.sender.cancel(1)
 

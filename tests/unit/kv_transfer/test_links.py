@@ -233,6 +233,7 @@ async def test_a_link_that_had_worked_is_made_again_without_a_pause(
 ) -> None:
     monkeypatch.setattr("kv_transfer.peer_link._FIRST_PAUSE_S", 60.0)
     monkeypatch.setattr("kv_transfer.peer_link._LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr("kv_transfer.peer_link._STABLE_AFTER_S", 60.0)
     pair = Pair()
     await pair.link_up()
     # one that has just been made and breaks may do so again and again
@@ -262,9 +263,9 @@ async def test_a_peer_that_falls_silent_ends_the_link_at_both_ends(
 
     pair = Pair(config=KVTransferConfig(transfer_timeout_s=0.1))
     await pair.link_up()
-    await asyncio.sleep(0.3)
     link = pair.link
-    assert link.generation == 1, "a quiet link lives on"
+    await asyncio.sleep(0.3)
+    assert pair.link is link, "a quiet link lives on"
     monkeypatch.setattr(QueueControl, "send", lose)
     monkeypatch.setattr(QueueControl, "close", close_here)
     accepted = pair.acceptor.link_for(DECODE, 1)
@@ -273,7 +274,7 @@ async def test_a_peer_that_falls_silent_ends_the_link_at_both_ends(
     assert "silent" in accepted.live.ended.result()
     monkeypatch.undo()
     await pair.link_up()
-    assert pair.link.generation > 1
+    assert pair.link.generation > link.generation
     await pair.close()
 
 
@@ -333,7 +334,7 @@ async def test_a_view_full_of_names_pushes_no_working_link_out() -> None:
     assert len(pair.dialer.statuses()) <= 3
     # also one whose link has to be made anew gets its turn
     link.live.fail("test")
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(30.0):
         while pair.dialer.link_for(PREFILL.worker_id) is None:
             pair.dialer.set_peers("ingress", [real, *ghosts[:2]])
             await asyncio.sleep(0.02)
@@ -347,7 +348,7 @@ async def test_links_end_while_the_loops_own_threads_are_taken() -> None:
     taken = threading.Event()
     blocking = [asyncio.ensure_future(asyncio.to_thread(taken.wait)) for _ in range(40)]
     try:
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(pair.config.transfer_timeout_s / 2):
             await pair.link.live.close("test")
     finally:
         taken.set()
@@ -361,7 +362,7 @@ class SlowLink(FakeLink):
     release = threading.Event()
 
     def build(self) -> None:
-        assert self.release.wait(10.0)
+        assert self.release.wait(30.0)
         super().build()
 
 
@@ -379,4 +380,4 @@ async def test_what_a_peer_may_read_stays_its_own_until_the_links_thread_has_end
     await live.close("test")
     assert not live.unread.done()
     SlowLink.release.set()
-    await asyncio.wait_for(live.unread, 2.0)
+    await asyncio.wait_for(live.unread, 20.0)
