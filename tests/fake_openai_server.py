@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class FakeOpenAIServer:
     headers: list[Json] = field(default_factory=list)
     num_running: int = 0
     most_running: int = 0
+    sent_s: list[float] = field(default_factory=list)  # when it began to send each token
     num_left: int = 0  # answers whose client went away
     url: str = ""
 
@@ -68,6 +70,7 @@ class FakeOpenAIServer:
                 request.transport.abort()
                 return response
             end = "length" if number == num_tokens - 1 else None
+            self.sent_s.append(time.monotonic())
             piece = {"delta": {"content": "a"}} if is_chat else {"text": "a"}
             await _send(response, {"choices": [{"index": 0, "finish_reason": end, **piece}]})
         if self.tells_usage:
@@ -137,9 +140,9 @@ def in_a_thread(server: FakeOpenAIServer) -> Iterator[FakeOpenAIServer]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert is_up.wait(10)
+        assert is_up.wait(30)
         yield server
     finally:
         loop.call_soon_threadsafe(is_over.set)
-        thread.join(10)
+        thread.join(30)
         loop.close()

@@ -94,10 +94,18 @@ def test_what_fails_has_its_own_line_and_the_others_go_on(tmp_path: Path) -> Non
 
 def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path) -> None:
     source, output = write_input(tmp_path / "in", 60), tmp_path / "out"
-    with in_a_thread(FakeOpenAIServer(first_token_s=0.02)) as server:
+    server = FakeOpenAIServer(first_token_s=0.01)
+
+    def answer_some(_: dict[str, Any]) -> int:
+        """However late the kill comes, some are left for it."""
+        server.first_token_s = 0.01 if len(server.bodies) <= 20 else 60.0
+        return 200
+
+    server.verdict = answer_some
+    with in_a_thread(server):
         command = [str(RELEVO), "batch", str(source), str(output), "--url", server.url]
         process = subprocess.Popen([*command, "--max-concurrency", "2"], stderr=subprocess.DEVNULL)
-        end_s = time.monotonic() + 20
+        end_s = time.monotonic() + 45
         while not output.exists() or output.read_bytes().count(b"\n") < 5:
             assert time.monotonic() < end_s
             time.sleep(0.02)
@@ -107,6 +115,7 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path) -> None:
             file.write(b'{"id":"batch_req_torn')
         before = output.read_bytes().count(b"\n")
         assert 5 <= before < 60
+        server.verdict, server.first_token_s = lambda _: 200, 0.0
         status, text = batch(source, output, server)
     assert status == 0, text
     assert len(answers(output)) == 60
@@ -117,7 +126,7 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path) -> None:
 async def run_job(tmp_path: Path, server: FakeOpenAIServer, count: int, **settings: Any) -> Job:
     source = InputFile(write_input(tmp_path / "in", count))
     with OutputFile(tmp_path / "out") as output:
-        async with serving(server), Sender(server.url, priority=1, timeout_s=5) as sender:
+        async with serving(server), Sender(server.url, priority=1, timeout_s=30) as sender:
             options = {"patience_s": 60.0, **settings}
             job = Job(source, output, sender, Pacer(32), **options)
             await job.run()

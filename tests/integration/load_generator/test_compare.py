@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from tests.fake_openai_server import FakeOpenAIServer, serving
 WORK = ("W1", "W2", "W3", "W4", "W5")
 
 
+def until(is_true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30.0
+    while not is_true():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 async def run(*fakes: FakeOpenAIServer, work: tuple[str, ...] = WORK) -> Results:
     async with AsyncExitStack() as stack:
         servers = []
@@ -27,7 +35,7 @@ async def run(*fakes: FakeOpenAIServer, work: tuple[str, ...] = WORK) -> Results
 
 
 async def test_every_server_gets_the_same_work_in_turn(tmp_path: Path) -> None:
-    first, second = FakeOpenAIServer(step_s=0.02), FakeOpenAIServer(step_s=0.06)
+    first, second = FakeOpenAIServer(step_s=0.02), FakeOpenAIServer(step_s=0.08)
     results = await run(first, second)
     others = [
         sorted(each["prompt"] for each in fake.bodies if each["max_tokens"] != 1)
@@ -112,11 +120,9 @@ def test_a_server_is_started_frozen_and_ended(tmp_path: Path) -> None:
     with running("web", spec, tmp_path) as server:
         [child] = [each for each in psutil.Process().children() if "http.server" in each.cmdline()]
         server.freeze()
-        time.sleep(0.05)
-        assert child.status() == psutil.STATUS_STOPPED
+        until(lambda: child.status() == psutil.STATUS_STOPPED)
         server.thaw()
-        time.sleep(0.05)
-        assert child.status() != psutil.STATUS_STOPPED
+        until(lambda: child.status() != psutil.STATUS_STOPPED)
         server.freeze()  # one that is frozen ends, too
     assert not psutil.pid_exists(child.pid)
 
@@ -134,10 +140,14 @@ def test_a_process_that_ignores_the_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.server_process.END_WITHIN_S", 0.2)
-    code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    deaf = tmp_path / "deaf"
+    code = (
+        "import pathlib,signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        f" pathlib.Path('{deaf}').touch(); time.sleep(60)"
+    )
     spec = ServerSpec(command=f'{sys.executable} -c "{code}"')
     with running("deaf", spec, tmp_path) as server:
         assert server.url
-        time.sleep(0.3)  # until it ignores the signal
+        until(deaf.exists)
         pid = next(p.pid for p in psutil.Process().children() if code in p.cmdline())
     assert not psutil.pid_exists(pid)

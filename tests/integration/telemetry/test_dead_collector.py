@@ -19,20 +19,21 @@ start = time.monotonic()
 for number in range(6000):
     with tracing.span("request", kind=SpanKind.SERVER):
         pass
-assert time.monotonic() - start < 5.0  # more than the queue holds: dropped, never waited for
+assert time.monotonic() - start < 8.0  # more than the queue holds: dropped, never waited for
 start = time.monotonic()
 export.shut_down(timeout_s=1.0)
-assert time.monotonic() - start < 2.0
+assert time.monotonic() - start < 8.0  # the exporter itself would wait for ten
+print(time.monotonic())  # one clock for all processes of a machine
 """
 
 
 def test_a_collector_that_never_answers_delays_no_exit():
     # A listener that accepts nothing: connected, silent, the worst kind.
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        start = time.monotonic()
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", SHUT_DOWN_SCRIPT, f"127.0.0.1:{silent.getsockname()[1]}"],
             check=True,
-            timeout=30,
+            timeout=55,
+            stdout=subprocess.PIPE,
         )
-    assert time.monotonic() - start < 10.0
+        assert time.monotonic() - float(done.stdout) < 8.0
