@@ -34,6 +34,28 @@ KV_TRANSFER = {
     "transfer_timeout_s": 2.0,
     "lease_s": 2.0,
 }
+# Where no deadline of the KV plane is what a test is about: what a busy machine makes slow must not
+# look like a lost peer.
+PATIENT = {"transfer_timeout_s": 15.0, "lease_s": 30.0}
+
+# Requests with this label are slow in workers with this environment: time to do something in the
+# middle of them.
+SLOW = "slow"
+SLOW_STEPS = {
+    "RELEVO_TESTING": "1",
+    "RELEVO_FAULT_PLAN": json.dumps(
+        [
+            {
+                "point": point,
+                "action": "delay",
+                "delay_s": 0.03,
+                "count": 0,
+                "match": {"request_label": SLOW},
+            }
+            for point in ("prefill_step", "decode_step")
+        ]
+    ),
+}
 
 
 def worker_settings(
@@ -84,6 +106,7 @@ class ClusterProcesses:
     model_path: Path
     engine: Mapping[str, Any] = field(default_factory=dict)
     kv_transfer: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     workers: list[WorkerProcess] = field(default_factory=list)
 
     @property
@@ -119,7 +142,12 @@ class ClusterProcesses:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=REPOSITORY,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    **self.environment,
+                    **(environment or {}),
+                },
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,

@@ -17,7 +17,14 @@ Step = TokenBatch | Exception
 class FakeGeneration:
     """Plays a script of batches and exceptions; after the last it hangs until closed."""
 
-    def __init__(self, request: RoutedRequest, script: Sequence[Step], *, step_s: float) -> None:
+    def __init__(
+        self,
+        request: RoutedRequest,
+        script: Sequence[Step],
+        *,
+        step_s: float,
+        may_go_on: asyncio.Event | None = None,
+    ) -> None:
         self.request = request
         self.is_closed = False
         self.close_reason: FinishReason | None = None
@@ -26,6 +33,7 @@ class FakeGeneration:
         self.num_gathered = 1
         self._script = list(script)
         self._step_s = step_s
+        self._may_go_on = may_go_on
         self._num_tokens = 0
 
     @property
@@ -56,6 +64,8 @@ class FakeGeneration:
         if self.is_closed:
             raise StopAsyncIteration
         await asyncio.sleep(self._step_s)
+        if self._may_go_on is not None:
+            await self._may_go_on.wait()
         if not self._script:
             await self.closed.wait()
             raise StopAsyncIteration
@@ -103,6 +113,8 @@ class FakeRouter:
         self.places = 1024
         self.is_full: Callable[[Tenant, int], bool] = lambda tenant, priority: False
         self.step_s = 0.0
+        self.may_go_on = asyncio.Event()  # cleared: no generation says anything more
+        self.may_go_on.set()
         self.started = asyncio.Event()
         self.generations: list[FakeGeneration] = []
         self.script: Callable[[RoutedRequest], Sequence[Step]] = lambda _: [
@@ -110,7 +122,9 @@ class FakeRouter:
         ]
 
     def generate(self, request: RoutedRequest) -> FakeGeneration:
-        generation = FakeGeneration(request, self.script(request), step_s=self.step_s)
+        generation = FakeGeneration(
+            request, self.script(request), step_s=self.step_s, may_go_on=self.may_go_on
+        )
         self.generations.append(generation)
         self.started.set()
         return generation

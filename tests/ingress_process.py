@@ -43,7 +43,7 @@ class IngressProcess:
         """Ask it to end."""
         self._process.send_signal(number)
 
-    def wait(self, timeout_s: float = 20.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         """Its exit status."""
         return self._process.wait(timeout_s)
 

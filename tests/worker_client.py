@@ -23,6 +23,7 @@ from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.description import WorkerDescription
 from rpc.token import read_token
+from tests.patience import NAP_S, comes_true, naps
 
 SET_PEERS_PERIOD_S = 0.2
 
@@ -198,19 +199,14 @@ class WorkerClient:
         return await asyncio.gather(read_prefill(prefilling), read_decode(decoding))
 
     async def eventually(
-        self, condition: Callable[[], bool], *, timeout_s: float = 10.0, what: str = ""
+        self, condition: Callable[[], bool], *, timeout_s: float = 20.0, what: str = ""
     ) -> None:
         """Wait until the watched states fulfil a condition."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(
-                    f"{what or condition} not within {timeout_s} s: {self.describe()}"
-                )
-            await asyncio.sleep(0.02)
+        if not await comes_true(condition, timeout_s):
+            raise AssertionError(f"{what or condition} not within {timeout_s} s: {self.describe()}")
 
     async def until_linked(
-        self, decode: str = "decode-0", prefill: str = "prefill-0", *, timeout_s: float = 15.0
+        self, decode: str = "decode-0", prefill: str = "prefill-0", *, timeout_s: float = 30.0
     ) -> None:
         await self.eventually(
             lambda: self.workers[decode].link_state(prefill) == "ready",
@@ -225,13 +221,13 @@ class WorkerClient:
         def is_quiet() -> bool:
             return all(_is_quiet(self.workers[name].load) for name in names)
 
-        deadline = time.monotonic() + timeout_s
-        # Only what is said from now on counts.
-        await self.refresh(*names)
-        while not is_quiet():
-            assert time.monotonic() < deadline, f"not quiet in {timeout_s} s: {self.describe()}"
-            await asyncio.sleep(0.02)
+        for _ in naps(timeout_s):
+            # Only what is said from now on counts.
             await self.refresh(*names)
+            if is_quiet():
+                return
+            await asyncio.sleep(NAP_S)
+        raise AssertionError(f"not quiet in {timeout_s} s: {self.describe()}")
 
     async def until_counted(
         self,
@@ -242,12 +238,12 @@ class WorkerClient:
         is_right: Callable[[float], bool] = lambda value: value > 0,
     ) -> None:
         """Wait until a metric of a worker has been counted."""
-        deadline = time.monotonic() + 10.0
-        await self.refresh(worker_id)
-        while not is_right(self.workers[worker_id].metrics.get((name, label), 0.0)):
-            assert time.monotonic() < deadline, f"{name} {label} of {worker_id} is not counted"
-            await asyncio.sleep(0.02)
+        for _ in naps(10.0):
             await self.refresh(worker_id)
+            if is_right(self.workers[worker_id].metrics.get((name, label), 0.0)):
+                return
+            await asyncio.sleep(NAP_S)
+        raise AssertionError(f"{name} {label} of {worker_id} is not counted")
 
     async def refresh(self, *worker_ids: str) -> None:
         """Hear now what an idle worker says once a second: a new stream begins with all of it."""

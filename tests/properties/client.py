@@ -13,6 +13,8 @@ import grpc
 import httpx
 from relevo.v1 import inference_pb2, inference_pb2_grpc
 
+from tests.patience import naps
+
 Body = Mapping[str, Any]
 
 QUIET_WITHIN_S = 5.0
@@ -103,16 +105,15 @@ class Client:
 
     def wait_until_quiet(self) -> None:
         """Within seconds nothing runs and no block is owned; the sums hold all the time."""
-        end_s = time.monotonic() + QUIET_WITHIN_S
-        while True:
+        for _ in naps(QUIET_WITHIN_S, 0.05):
             workers = self.http.get("/v1/loads").json()["workers"]
             for worker in workers:
                 blocks = worker["blocks"]
                 assert sum(blocks.values()) == 2 * blocks["total"], blocks
             if not any(_num_busy(worker) for worker in workers):
                 return
-            assert time.monotonic() < end_s, workers
             time.sleep(0.05)
+        raise AssertionError(f"the pools are not quiet: {workers}")
 
 
 def _answer(body: dict[str, Any]) -> Answer:

@@ -17,6 +17,7 @@ import torch
 
 from api.ingress import Ingress
 from router.config import RouterConfig
+from tests.cluster_processes import PATIENT
 from tests.properties.client import Client
 from tests.relay import open_ingress
 from tests.tiny_model import make_tiny_model
@@ -89,7 +90,7 @@ def cluster(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 async def open_ingresses(folder: Path, model_path: Path) -> AsyncIterator[tuple[Ingress, Ingress]]:
     async with AsyncExitStack() as stack:
         pair = await stack.enter_async_context(
-            worker_pair(folder, model_path, both={"engine": ENGINE})
+            worker_pair(folder, model_path, both={"engine": ENGINE, "kv_transfer": PATIENT})
         )
         workers = [worker.describe() for worker in (*pair.prefill, *pair.decode)]
         made = [

@@ -103,7 +103,7 @@ async def open_site(
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{ingress.grpc_port}")
     try:
         async with (
-            httpx.AsyncClient(base_url=url, timeout=10, verify=False) as http,
+            httpx.AsyncClient(base_url=url, timeout=50, verify=False) as http,
             httpx.AsyncClient(
                 base_url=url, transport=httpx.ASGITransport(app=ingress.app)
             ) as inside,

@@ -21,7 +21,7 @@ ENGINE = {"dtype": "auto", "block_size": 32, "max_num_batched_tokens": 256}
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not DEMO_MODEL.is_dir(), reason="needs the demo model"),
 ]
 

@@ -37,13 +37,15 @@ async def stream_over_http(site: Site) -> list[str]:
 
 
 async def begin(site: Site) -> tuple[list[asyncio.Task[list[str]]], list[asyncio.Task[object]]]:
-    """Four streams that have begun."""
+    """Four streams that have begun, and end when the router's generations may go on."""
+    site.router.may_go_on.clear()
+    num_before = len(site.router.generations)
     http = [asyncio.create_task(stream_over_http(site)) for _ in range(2)]
     calls: list[asyncio.Task[object]] = [
         asyncio.create_task(stream_over_grpc(site)) for _ in range(2)
     ]
-    async with asyncio.timeout(5):
-        while site.ingress.serving.num_running < 4:  # noqa: ASYNC110
+    async with asyncio.timeout(30):
+        while len(site.router.generations) < num_before + 4:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return http, calls
 
@@ -52,7 +54,6 @@ async def test_a_drain_refuses_at_once_and_ends_when_the_streams_do(
     model_path, tokenizer: Tokenizer
 ) -> None:  # type: ignore[no-untyped-def]
     async with open_site(model_path, tokenizer, drain_s=20.0) as site:
-        site.router.step_s = 0.05
         http, calls = await begin(site)
         stopping = asyncio.create_task(site.ingress.stop())
         await asyncio.sleep(0)
@@ -67,12 +68,13 @@ async def test_a_drain_refuses_at_once_and_ends_when_the_streams_do(
         call = site.stub.Generate(inference_pb2.GenerateRequest(generation=GENERATION))
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
         assert not stopping.done()
+        site.router.may_go_on.set()
         for events in await asyncio.gather(*http):
             assert events[-1] == "[DONE]"
             chunks = [json.loads(each) for each in events[:-1]]
             assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == ANSWER
         assert await asyncio.gather(*calls) == [(ANSWER, grpc.StatusCode.OK)] * 2
-        await asyncio.wait_for(stopping, 5)
+        await asyncio.wait_for(stopping, 30)
         with pytest.raises(httpx.ConnectError):
             await site.http.get("/health")
 
@@ -80,29 +82,30 @@ async def test_a_drain_refuses_at_once_and_ends_when_the_streams_do(
 async def test_beside_others_it_serves_on_first_and_sends_its_clients_away(
     model_path, tokenizer: Tokenizer
 ) -> None:  # type: ignore[no-untyped-def]
-    async with open_site(model_path, tokenizer, drain_s=20.0, hand_over_s=0.6) as site:
+    async with open_site(model_path, tokenizer, drain_s=20.0, hand_over_s=1.5) as site:
         before = await site.http.post("/v1/completions", json=COMPLETION)
         assert "connection" not in before.headers
-        site.router.step_s = 0.1  # a stream that outlives the hand-over
-        http, calls = await begin(site)
-        site.router.step_s = 0.0
+        http, calls = await begin(site)  # streams that outlive the hand-over
         stopping = asyncio.create_task(site.ingress.stop())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
         assert (await site.http.get("/ready")).status_code == 503
+        streams_may_go_on, site.router.may_go_on = site.router.may_go_on, asyncio.Event()
+        site.router.may_go_on.set()
         answered = await site.http.post("/v1/completions", json=COMPLETION)
         assert answered.status_code == 200
         assert answered.headers["connection"] == "close"
         call = site.stub.Generate(inference_pb2.GenerateRequest(generation=GENERATION))
         assert await call.code() is grpc.StatusCode.OK
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not site.ingress.serving.is_draining:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         refused = await site.http.post("/v1/completions", json=COMPLETION)
         assert refused.status_code == 503
+        streams_may_go_on.set()
         for events in await asyncio.gather(*http):
             assert events[-1] == "[DONE]"
         assert await asyncio.gather(*calls) == [(ANSWER, grpc.StatusCode.OK)] * 2
-        await asyncio.wait_for(stopping, 5)
+        await asyncio.wait_for(stopping, 30)
 
 
 async def test_who_leaves_shared_ports_closes_them_and_serves_who_is_there(
@@ -115,7 +118,7 @@ async def test_who_leaves_shared_ports_closes_them_and_serves_who_is_there(
         await site.http.post("/v1/completions", json=COMPLETION)
         await site.stub.Generate(request)
         stopping = asyncio.create_task(site.ingress.stop())
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while is_open(ports):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         answered = await site.http.post("/v1/completions", json=COMPLETION)
@@ -123,7 +126,7 @@ async def test_who_leaves_shared_ports_closes_them_and_serves_who_is_there(
         call = site.stub.Generate(request)
         assert await call.code() is grpc.StatusCode.OK
         # gRPC's connection ends by itself, and with the last one the hand-over.
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, 30)
         assert not site.ingress.serving.num_running
 
 
@@ -140,7 +143,7 @@ async def test_a_connection_of_grpc_lives_no_longer_than_a_hand_over(
     async with open_site(model_path, tokenizer, drain_s=1.0, hand_over_s=0.5) as site:
         request = inference_pb2.GenerateRequest(generation=GENERATION)
         await site.stub.Generate(request)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while shared_port.num_connections(site.ingress.grpc_port):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await site.stub.Generate(request)  # over a new one
@@ -152,7 +155,8 @@ async def test_what_outlives_the_drain_ends_in_an_error_that_says_so(
     async with open_site(model_path, tokenizer, drain_s=0.2) as site:
         site.router.script = saying("ab", end=None)
         http, calls = await begin(site)
-        await asyncio.wait_for(site.ingress.stop(), 8)
+        site.router.may_go_on.set()
+        await asyncio.wait_for(site.ingress.stop(), 30)
         for events in await asyncio.gather(*http):
             assert "[DONE]" not in events
             assert json.loads(events[-1])["error"]["code"] == "no_workers"

@@ -123,7 +123,7 @@ async def test_a_head_that_is_a_bomb_is_refused(site: Site, head: bytes) -> None
         writer.write(
             b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + head + b"connection: close\r\n\r\n"
         )
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     assert time.process_time() - started_s < 1
     assert answer[9:12] in {b"400", b"431", b""}

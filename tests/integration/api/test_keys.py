@@ -33,7 +33,7 @@ async def test_every_route_wants_a_key(locked_site: Site, headers: list[tuple[st
 async def raw_status(site: Site, path: str) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", site.ingress.http_port)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     return int(answer.split(b" ")[1])
 

@@ -86,7 +86,7 @@ async def test_a_tenant_cannot_end_another_s_request(site: Site) -> None:
     assert not (await site.stub.Abort(abort, metadata=grpc_key("bob"))).aborted
     assert not site.router.generations[0].is_closed
     assert (await site.stub.Abort(abort, metadata=grpc_key("alice"))).aborted
-    await asyncio.wait_for(site.router.generations[0].closed.wait(), 5)
+    await asyncio.wait_for(site.router.generations[0].closed.wait(), 30)
 
 
 async def test_no_tenant_can_name_the_salt_of_another(site: Site) -> None:
@@ -172,7 +172,7 @@ async def test_what_speaks_of_all_tenants_needs_an_operator(site: Site) -> None:
 async def test_a_key_taken_out_of_the_file_closes_the_door(site: Site, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(line("alice", "alice"))
     headers = http_key("bob")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await site.http.get("/v1/models", headers=headers)).is_success:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     assert (await site.http.get("/v1/models", headers=headers)).status_code == 401
