@@ -1,8 +1,11 @@
 """Sends our metrics through Ray's metrics agent, where they appear with `ray_` in front.
 
 To write a number to Ray costs more than all else that is done for a token's metrics. So who writes
-only notes it; once a second a thread of this module hands on what was noted: a counter's gains as
-one, of a gauge the last value, and each value of a histogram, since Ray takes them one by one.
+only notes it; a second later a thread of this module hands on what was noted: a counter's gains as
+one, of each gauge the last value, and each value of a histogram, since Ray takes them one by one.
+
+Ray sends a gauge on once for each time it was set, every ten seconds, and forgets it: so they are
+all set again in between, also while nothing changes.
 """
 
 import logging
@@ -17,6 +20,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from telemetry.metrics import INSTRUMENT_BY_NAME, Instrument, InstrumentKind, MetricSink
 
 PERIOD_S: Final = 1.0
+REPEAT_S: Final = 5.0  # half of what Ray takes between two reports
 
 Write = Callable[[float, dict[str, str]], None]
 MakeWrite = Callable[[Instrument], Write]
@@ -28,12 +32,21 @@ _LOGGER = logging.getLogger(__name__)
 class RaySink:
     """A MetricSink over ray.util.metrics; a metric is registered with its first value.
 
-    Invariant: each number reaches Ray once, within a second of `start` or with `flush`.
+    Invariant: each gain and each value of a histogram reaches Ray once, within a second of `start`
+    or with `flush`, and so does each change of a gauge unless another one follows.
     """
 
-    def __init__(self, make_write: MakeWrite | None = None, *, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        make_write: MakeWrite | None = None,
+        *,
+        period_s: float = PERIOD_S,
+        repeat_s: float = REPEAT_S,
+    ) -> None:
         self._make_write = make_write or write_to_ray
         self._period_s = period_s
+        self._repeat_s = repeat_s
+        self._gauges: dict[_Series, float] = {}
         # Appending to a deque and taking from it need no lock.
         self._noted: deque[tuple[str, float, Mapping[str, str]]] = deque()
         self._has_noted = threading.Event()
@@ -51,7 +64,10 @@ class RaySink:
 
     def set(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Set a gauge."""
-        self._note(name, value, labels)
+        series = (name, tuple(labels.items()))
+        if self._gauges.get(series) != value:
+            self._gauges[series] = value
+            self._has_noted.set()
 
     def observe(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Put one value into a histogram."""
@@ -64,14 +80,12 @@ class RaySink:
             for _ in range(len(self._noted)):
                 name, value, labels = self._noted.popleft()
                 series = (name, tuple(labels.items()))
-                match INSTRUMENT_BY_NAME[name].kind:
-                    case InstrumentKind.COUNTER:
-                        gains[series] = gains.get(series, 0.0) + value
-                    case InstrumentKind.GAUGE:
-                        gains[series] = value
-                    case InstrumentKind.HISTOGRAM:
-                        self._hand_on(series, value)
-            for series, value in gains.items():
+                if INSTRUMENT_BY_NAME[name].kind is InstrumentKind.COUNTER:
+                    gains[series] = gains.get(series, 0.0) + value
+                else:
+                    self._hand_on(series, value)
+            # A copy, made at once: meanwhile others may set a new one.
+            for series, value in (gains | self._gauges).items():
                 self._hand_on(series, value)
 
     def _note(self, name: str, value: float, labels: Mapping[str, str]) -> None:
@@ -81,8 +95,8 @@ class RaySink:
 
     def _run(self) -> None:
         while True:
-            self._has_noted.wait()
-            time.sleep(self._period_s)
+            if self._has_noted.wait(self._repeat_s):
+                time.sleep(self._period_s)
             # Before the flush: what is noted meanwhile wakes the thread again.
             self._has_noted.clear()
             self.flush()

@@ -226,7 +226,7 @@ class Engine:
             num_waiting_uncached_tokens=self._scheduler.num_uncached_tokens(),
             blocks=self._pool.counts(),
             prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
-            rates_age_s=self.rates.age_s,
+            rates_learnt_at_s=self.rates.learnt_at_s,
             step_s=self.rates.decode_step_s(max(1, queues.num_running_seqs)),
             request_s=request_s,
             kv_token_s=kv_token_s,

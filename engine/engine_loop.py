@@ -40,9 +40,13 @@ class EngineLoop:
         *,
         on_step: Callable[[StepOutput], None] | None = None,
         on_start: Callable[[Request], None] | None = None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """Both observers run on the engine's thread: after a step, before a request's first one."""
+        """Steps and starts are observed on the engine's thread: after a step, before a request's
+        first one; that the engine gave up, on the event loop.
+        """
         self._engine = engine
+        self._on_failure = on_failure
         self._thread = EngineThread(engine, post=self._post, on_step=on_step, on_start=on_start)
         self._streams: dict[str, RequestStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -165,6 +169,8 @@ class EngineLoop:
                 stream.deliver(output)
         if mail.is_last:
             self._end_streams()
+            if self.failure is not None:
+                self._on_failure()
 
     def _end_streams(self) -> None:
         failure = self.failure

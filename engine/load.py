@@ -43,7 +43,7 @@ class EngineLoad:
     prefill_tokens_per_s: float
     step_s: float  # a decode step at the present batch
     num_preemptions: int  # since the start
-    rates_age_s: float = 0.0  # since a prompt last taught prefill_tokens_per_s
+    rates_learnt_at_s: float = 0.0  # monotonic; when a prompt last taught prefill_tokens_per_s
     request_s: float = 0.0  # one more running request adds to a step; 0 while unknown
     kv_token_s: float = 0.0  # one more token of KV adds
     num_computed_tokens: int = 0  # of prompts, since the start

@@ -20,13 +20,8 @@ class Rates:
         self.prefill_tokens_per_s = 0.0  # 0 = nothing observed yet
         self.step_costs = StepCosts()
         self._now = now
-        self._prefill_learnt_at_s = now()
+        self.learnt_at_s = now()  # when a prompt last taught `prefill_tokens_per_s`
         self._decode_step_s: dict[int, float] = {}  # by size class of the batch
-
-    @property
-    def age_s(self) -> float:
-        """Since a prompt last taught `prefill_tokens_per_s`."""
-        return self._now() - self._prefill_learnt_at_s
 
     def decode_step_s(self, num_decodes: int) -> float:
         """Predicted seconds of a step with this many decodes; 0 when nothing was observed."""
@@ -57,7 +52,7 @@ class Rates:
             # A step faster than its decodes alone is noise; it must not become a huge rate.
             rate = num_chunk_tokens / max(rest_s, 0.25 * duration_s)
             self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, rate)
-            self._prefill_learnt_at_s = self._now()
+            self.learnt_at_s = self._now()
         elif num_decodes and not num_chunk_tokens:
             size = _size_class(num_decodes)
             self._decode_step_s[size] = _blend(self._decode_step_s.get(size, 0.0), duration_s)

@@ -111,7 +111,9 @@ class LinkReady:
 
 @dataclass(frozen=True, slots=True)
 class LinkAlive:
-    """Said by both sides again and again: the stream and the process behind it still work."""
+    """Said by the decode side again and again, and by the prefill side in answer: the stream and
+    the process behind it still work.
+    """
 
 
 LinkMessage = LinkOpen | StoreEntry | LinkAccepted | LinkIncompatible | LinkReady | LinkAlive

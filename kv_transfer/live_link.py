@@ -11,6 +11,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
@@ -41,7 +42,7 @@ LinkFactory = Callable[[LinkSpec, RendezvousStore], Link]
 # weight of the newest transfer in the learnt bandwidth
 _LEARNING_RATE = 0.2
 # signs of life in one `timeout_s`; so many that do not come end the link
-_SIGNS_OF_LIFE = 4
+_SIGNS_OF_LIFE = 2
 
 
 class LiveLink:
@@ -72,6 +73,7 @@ class LiveLink:
         self._outbox: asyncio.Queue[LinkMessage] = asyncio.Queue()
         # signs of life that were due since the last message of the peer
         self._num_missed = 0
+        self._is_heard = asyncio.Event()
         self._store = RendezvousStore(self._post_entry, timeout_s=spec.timeout_s)
         self._link = make_link(spec, self._store)
         self._thread = LinkThread(f"kv-{spec.link_id}")
@@ -216,11 +218,21 @@ class LiveLink:
     async def _watch_peer(self) -> None:
         """End the link when the peer is silent: a network that lost it closes no stream.
 
-        Counts periods and not seconds: of a pause of this very process only one is seen.
+        The decode side asks, the prefill side answers. Counts periods and not seconds: of a pause
+        of this very process only one is seen.
         """
+        period_s = self.spec.timeout_s / _SIGNS_OF_LIFE
         while self._num_missed < _SIGNS_OF_LIFE:
-            self._outbox.put_nowait(LinkAlive())
-            await asyncio.sleep(self.spec.timeout_s / _SIGNS_OF_LIFE)
+            if self.spec.is_sender:
+                # its periods begin with what it hears, and so with the other side's
+                self._is_heard.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(period_s):
+                        await self._is_heard.wait()
+                        continue
+            else:
+                self._outbox.put_nowait(LinkAlive())
+                await asyncio.sleep(period_s)
             self._num_missed += 1
         self.fail("the peer is silent on the control stream", FailureReason.TIMEOUT)
 
@@ -229,6 +241,7 @@ class LiveLink:
             while True:
                 message = await self._control.receive()
                 self._num_missed = 0
+                self._is_heard.set()
                 if isinstance(message, StoreEntry):
                     self._store.deliver(message.key, message.value)
                 elif isinstance(message, LinkReady):
@@ -236,6 +249,8 @@ class LiveLink:
                 elif not isinstance(message, LinkAlive):
                     self.fail(f"unexpected control message {type(message).__name__}")
                     return
+                elif self.spec.is_sender:
+                    self._outbox.put_nowait(LinkAlive())
         except ControlClosedError as error:
             self.fail(f"control stream ended: {error}")
 

@@ -85,6 +85,7 @@ class StateFeed:
         *,
         hello: Callable[[], state_pb2.WatchStateResponse.Hello],
         load: Callable[[], state_pb2.WorkerLoad],
+        # The same object for as long as nothing changes: then a load goes without.
         metric_samples: Callable[[], Iterable[state_pb2.MetricSample]] = tuple,
         spans: SpanOutbox | None = None,
         pace: FeedPace | None = None,
@@ -167,21 +168,19 @@ class StateFeed:
             yield Response(snapshot_chunk=chunk)
         timer = RoundTimer(self._pace)
         next_span = self._spans.num_ended
+        told: Iterable[state_pb2.MetricSample] = ()
         while await _round_is_due(subscriber, timer):
             subscriber.is_changed = False
-            with_metrics = timer.start_round()
+            samples = self._metric_samples() if timer.start_round() else told
             events = subscriber.take()
             if events is not None:
                 yield Response(block_events=events)
             spans, next_span = self._spans.batch(next_span)
-            yield Response(load=self._load_message(with_metrics=with_metrics), spans=spans)
-
-    def _load_message(self, *, with_metrics: bool) -> state_pb2.WorkerLoad:
-        message = state_pb2.WorkerLoad()
-        message.CopyFrom(self._load())
-        if with_metrics:
-            message.metrics.extend(self._metric_samples())
-        return message
+            message = Response(load=self._load(), spans=spans)
+            if samples is not told:
+                message.load.metrics.extend(samples)
+                told = samples
+            yield message
 
 
 def _snapshot_chunks(

@@ -1,5 +1,6 @@
 """The load message of one worker: its engine, its links and the pulse of its engine thread."""
 
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -89,7 +90,7 @@ def to_worker_load(  # noqa: PLR0913 - where each part is asked
         step_s=load.step_s,
         request_s=load.request_s,
         kv_token_s=load.kv_token_s,
-        rates_age_s=load.rates_age_s,
+        rates_age_s=time.monotonic() - load.rates_learnt_at_s,
         heartbeat_age_s=heartbeat.age_s,
         predicted_step_s=heartbeat.predicted_step_s,
         links=[_link_status(link) for link in links],

@@ -4,8 +4,7 @@ engine thread --on_step--> EngineReporter --> StateFeed --WatchState--> ingresse
 worker: links, transfers, counters ----------^
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +22,6 @@ from rpc.worker_load import HeartbeatLike, LinkStatusLike, to_worker_load
 from rpc.worker_metrics import WorkerMetrics
 from telemetry.span_outbox import SpanOutbox
 
-REFRESH_PERIOD_S = 1.0  # how old the load of an idle engine may be
 MIN_RETRY_AFTER_S = 0.1
 
 
@@ -83,18 +81,6 @@ class WorkerState:
         load = self._reporter.load
         wait_s = load.num_waiting_uncached_tokens / max(1.0, load.prefill_tokens_per_s)
         return max(MIN_RETRY_AFTER_S, wait_s)
-
-    async def keep_fresh(self, take_a_turn: Callable[[], Awaitable[object]]) -> None:
-        """Let an idle engine take a turn now and then: each turn is followed by a report."""
-        while True:
-            try:
-                await take_a_turn()
-            except RuntimeError:
-                # It gave up; until its process is replaced others shall have the requests.
-                self._admission.close()
-                self.feed.touch()
-                return
-            await asyncio.sleep(REFRESH_PERIOD_S)
 
     def _publish(self, events: BlockEvents) -> None:
         if events:

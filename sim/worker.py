@@ -185,7 +185,7 @@ class SimWorker:
             step_s=rates.decode_step_s(max(engine.num_seqs, 1)),
             request_s=request_s,
             kv_token_s=kv_token_s,
-            rates_age_s=rates.age_s,
+            rates_age_s=self.agenda.now_s - rates.learnt_at_s,
             links=[self._link(peer.key) for peer in self.peers if peer.is_alive],
         )
 

@@ -180,6 +180,11 @@ class Worker(ABC):
         """Runs on the engine's thread, after each of its turns."""
         self._state.on_step(output)
 
+    def _on_failure(self) -> None:
+        """Until this process is replaced others shall have the requests."""
+        self._admission.close()
+        self._state.feed.touch()
+
     def _build(self, engine: Engine) -> None:
         description = self._description
         identity = LinkIdentity(
@@ -190,7 +195,12 @@ class Worker(ABC):
             shared_pool=shared_pool_of(engine),
         )
         self._stuck_links = identity.stuck_links
-        self._engine_loop = EngineLoop(engine, on_step=self._on_step, on_start=self._watch_starts())
+        self._engine_loop = EngineLoop(
+            engine,
+            on_step=self._on_step,
+            on_start=self._watch_starts(),
+            on_failure=self._on_failure,
+        )
         self._grammars = GrammarLibrary.of_checkpoint(
             self._config.engine.model_path,
             vocab_size=engine.vocab_size,
@@ -220,8 +230,6 @@ class Worker(ABC):
         self._stack.push_async_callback(self._engine_loop.stop)
         self._stack.push_async_callback(self._kv_plane.aclose)
         await self._engine_loop.call(lambda engine: engine.warm_up())
-        refreshing = self._state.keep_fresh(lambda: self._engine_loop.call(lambda _: None))
-        self._stack.callback(asyncio.create_task(refreshing).cancel)
 
     def _add_servicers(self, server: grpc.aio.Server) -> None:
         self._add_service(server)

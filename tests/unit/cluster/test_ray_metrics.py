@@ -68,6 +68,19 @@ def test_of_a_gauge_the_last_value_is_written_also_when_it_is_zero() -> None:
     assert ray.written == [(metrics.REQUESTS_RUNNING, 0, labels)]
 
 
+def test_gauges_are_set_again_while_nothing_changes() -> None:
+    ray = FakeRay()
+    sink = RaySink(ray.make_write, period_s=0.0, repeat_s=0.01)
+    sink.set(metrics.ROUTER_WAITING_REQUESTS, 3, {})
+    sink.add(metrics.GENERATION_TOKENS, 1, {})
+    sink.start()
+    for _ in range(3):
+        ray.has_written.clear()
+        assert ray.has_written.wait(5.0)
+    assert ray.total(metrics.GENERATION_TOKENS) == 1
+    assert (metrics.ROUTER_WAITING_REQUESTS, 3, {}) in ray.written[-2:]
+
+
 def test_the_thread_hands_on_without_new_traffic() -> None:
     ray = FakeRay()
     sink = RaySink(ray.make_write, period_s=0.01)

@@ -283,10 +283,13 @@ async def test_a_broken_engine_answers_the_verbs_of_its_last_turn(
     def break_down(on_start: object) -> StepOutput:
         raise AssertionError("the books do not agree")
 
+    told: list[BaseException | None] = []
+    loop._on_failure = lambda: told.append(loop.failure)
     monkeypatch.setattr(loop._engine, "step", break_down)
     stream = await loop.submit(make_request("r", PROMPT))
     assert (await collect(stream))[-1].finish_reason is FinishReason.ERROR
     assert isinstance(loop.failure, AssertionError)
+    assert told == [loop.failure]
 
 
 async def test_a_start_is_told_once_and_before_the_first_output(

@@ -64,12 +64,12 @@ def test_batch_sizes_nobody_saw_borrow_from_the_nearest():
     assert rates.decode_step_s(100) == 0.4
 
 
-def test_the_age_is_since_the_last_prompt():
+def test_only_a_prompt_teaches_how_fast_prompts_are():
     clock = FakeClock()
     rates = Rates(now=clock)
     rates.observe(num_decodes=0, num_chunk_tokens=256, duration_s=0.1)
     clock.advance(7.0)
     rates.observe(num_decodes=4, num_chunk_tokens=0, duration_s=0.1)
-    assert rates.age_s == 7.0
+    assert rates.learnt_at_s == clock() - 7.0
     rates.observe(num_decodes=4, num_chunk_tokens=256, duration_s=0.1)
-    assert rates.age_s == 0.0
+    assert rates.learnt_at_s == clock()

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import threading
+import time
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -12,6 +14,7 @@ from kv_transfer.backend import LinkBrokenError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import (
     LinkAccepted,
+    LinkAlive,
     LinkIncompatible,
     LinkMessage,
     LinkOpen,
@@ -261,11 +264,23 @@ async def test_a_peer_that_falls_silent_ends_the_link_at_both_ends(
         control.is_closed = True
         control.inbox.put_nowait(None)
 
+    said = Counter[type[LinkMessage]]()
+    send = QueueControl.send
+
+    async def count(control: QueueControl, message: LinkMessage) -> None:
+        said[type(message)] += 1
+        await send(control, message)
+
     pair = Pair(config=KVTransferConfig(transfer_timeout_s=0.1))
     await pair.link_up()
     link = pair.link
+    monkeypatch.setattr(QueueControl, "send", count)
+    begun_s = time.monotonic()
     await asyncio.sleep(0.3)
     assert pair.link is link, "a quiet link lives on"
+    # In a timeout each side says twice that it lives, and nothing else.
+    assert said.keys() == {LinkAlive}
+    assert said[LinkAlive] <= 2 * (1 + (time.monotonic() - begun_s) / 0.05)
     monkeypatch.setattr(QueueControl, "send", lose)
     monkeypatch.setattr(QueueControl, "close", close_here)
     accepted = pair.acceptor.link_for(DECODE, 1)

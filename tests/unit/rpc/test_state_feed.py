@@ -178,6 +178,17 @@ async def test_a_quiet_stream_still_ticks():
     await reader.close()
 
 
+async def test_metric_samples_that_have_not_changed_are_not_told_again():
+    told = [[SAMPLE]] * 3 + [[SAMPLE, SAMPLE]]
+    samples = iter(told)
+    pace = FeedPace(min_interval_s=0.0, max_interval_s=0.01, metrics_interval_s=0.0)
+    reader = Reader(make_feed(pace, metric_samples=lambda: next(samples)))
+    for _ in told:
+        await reader.read_until_load()
+    assert [len(load.metrics) for load in reader.loads] == [1, 0, 0, 2]
+    await reader.close()
+
+
 async def test_many_changes_make_one_round():
     feed = make_feed(FeedPace(min_interval_s=0.05))
     reader = Reader(feed)

@@ -1,8 +1,11 @@
 """The series a worker reports."""
 
+from collections.abc import Mapping
+
 from engine.load import BlockCounts, EngineLoad
 from rpc.worker_metrics import WorkerMetrics
 from telemetry import metrics
+from telemetry.prometheus_sink import PrometheusSink
 
 
 def make_load(*, num_preemptions: int = 0) -> EngineLoad:
@@ -35,6 +38,34 @@ def test_each_series_names_its_worker_and_says_what_the_load_says() -> None:
     assert values[metrics.KV_BLOCKS, "held"] == 4
     assert values[metrics.PREEMPTIONS, ""] == 2
     assert all(each.labels["worker"] == "decode-0" for each in worker_metrics.samples())
+
+
+def test_what_has_not_changed_is_not_told_again() -> None:
+    told: list[str] = []
+
+    class Sink(PrometheusSink):
+        def set(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+            told.append(name)
+
+    worker_metrics = WorkerMetrics(pool="decode", worker_id="d", wrap_sink=lambda _: Sink())
+    load = make_load()
+    worker_metrics.set_load(load, num_transferring=5)
+    samples = worker_metrics.samples()
+    told.clear()
+    worker_metrics.set_load(load, num_transferring=5)
+    worker_metrics.raise_to(metrics.PREEMPTIONS, load.num_preemptions)
+    assert not told
+    assert worker_metrics.samples() is samples
+    worker_metrics.set_load(load, num_transferring=6)
+    assert told == [metrics.REQUESTS_TRANSFERRING]
+    assert worker_metrics.samples() is not samples
+    for change in (
+        lambda: worker_metrics.observe(metrics.KV_TRANSFER_SECONDS, 0.1),
+        lambda: worker_metrics.raise_to(metrics.PREEMPTIONS, 9),
+    ):
+        samples = worker_metrics.samples()
+        change()
+        assert worker_metrics.samples() is not samples
 
 
 def test_totals_counted_elsewhere_are_added_once() -> None:
