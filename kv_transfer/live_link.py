@@ -41,8 +41,8 @@ LinkFactory = Callable[[LinkSpec, RendezvousStore], Link]
 
 # weight of the newest transfer in the learnt bandwidth
 _LEARNING_RATE = 0.2
-# signs of life in one `timeout_s`; so many that do not come end the link
-_SIGNS_OF_LIFE = 2
+# of one `timeout_s`; so many without a message end the link
+_NUM_PERIODS = 4
 
 
 class LiveLink:
@@ -71,7 +71,7 @@ class LiveLink:
         self.peer_ready = asyncio.Event()
         self._control = control
         self._outbox: asyncio.Queue[LinkMessage] = asyncio.Queue()
-        # signs of life that were due since the last message of the peer
+        # periods since the last message of the peer
         self._num_missed = 0
         self._is_heard = asyncio.Event()
         self._store = RendezvousStore(self._post_entry, timeout_s=spec.timeout_s)
@@ -221,8 +221,8 @@ class LiveLink:
         The decode side asks, the prefill side answers. Counts periods and not seconds: of a pause
         of this very process only one is seen.
         """
-        period_s = self.spec.timeout_s / _SIGNS_OF_LIFE
-        while self._num_missed < _SIGNS_OF_LIFE:
+        period_s = self.spec.timeout_s / _NUM_PERIODS
+        while self._num_missed < _NUM_PERIODS:
             if self.spec.is_sender:
                 # its periods begin with what it hears, and so with the other side's
                 self._is_heard.clear()
@@ -231,7 +231,8 @@ class LiveLink:
                         await self._is_heard.wait()
                         continue
             else:
-                self._outbox.put_nowait(LinkAlive())
+                if self._num_missed % 2 == 0:
+                    self._outbox.put_nowait(LinkAlive())
                 await asyncio.sleep(period_s)
             self._num_missed += 1
         self.fail("the peer is silent on the control stream", FailureReason.TIMEOUT)

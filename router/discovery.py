@@ -9,7 +9,7 @@ from rpc.description import WorkerDescription
 class Discovery(Protocol):
     """Lists the workers that should be alive.
 
-    Called every 2 s, more often after a change, never on a request's path. An error or a missing
+    Called every 10 s, more often after a change, never on a request's path. An error or a missing
     worker is tolerated: a worker whose state stream flows stays in use.
     """
 

@@ -176,6 +176,7 @@ class Router:
 
         Called about once a second; empty while that is not known.
         """
+        self._workers.expect_change()
         return self._autoscaler.tick(
             queued_requests=self._dispatcher.num_waiting,
             queued_tokens=self._dispatcher.num_waiting_tokens,

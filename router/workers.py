@@ -64,6 +64,7 @@ class Workers:
             discovery, apply=self.apply_descriptions, is_in_need=self._has_nobody, now=now
         )
         self.look_again = self._poller.look_again
+        self.expect_change = self._poller.expect_change
 
     async def start(self) -> None:
         """Begin to look for workers; returns at once."""
