@@ -9,7 +9,7 @@ import grpc.aio
 
 from rpc.client_metadata import MetadataChannel
 from rpc.config import RpcConfig, TlsConfig
-from rpc.server import MAX_MESSAGE_BYTES
+from rpc.server import MAX_MESSAGE_BYTES, NO_PROBES
 
 _OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -26,6 +26,7 @@ _OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Our peers are on the cluster's own network; a proxy of the environment is none of ours.
     ("grpc.enable_http_proxy", 0),
+    NO_PROBES,
 )
 
 

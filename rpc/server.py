@@ -16,6 +16,9 @@ from rpc.interceptors import CallInterceptor, TokenInterceptor
 _LOGGER = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+# Nearly every message that arrives on a quiet connection would be answered by a ping, to learn how
+# much may be under way at once: half of what an idle worker spends on gRPC. It stays 64 KiB now.
+NO_PROBES: Final = ("grpc.http2.bdp_probe", 0)
 # No maximum connection age: the streams between our own processes live as long as they do.
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # A taken port must be an error, not a second listener that steals every other call.
@@ -26,6 +29,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
+    NO_PROBES,
 )
 
 _ANYWHERE = ("192.0.2.1", 9)  # reserved for documentation: never a real peer
