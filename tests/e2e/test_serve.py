@@ -325,8 +325,9 @@ def test_an_idle_worker_costs_what_an_empty_replica_costs(cluster: ServedCluster
     empty = percent.pop(EMPTY)
     assert set(percent) == {"prefill-0", "decode-0"}
     for worker, own in percent.items():
-        # In so few seconds, beside whatever else runs, three times the limit: polling costs more.
-        assert own - empty <= 3 * LIMIT_PERCENT, (worker, own, empty)
+        # Beside other load each wake-up costs more: six seconds beside a compiler were seen to cost
+        # 0.23 to 0.41 % more. What polled before did 0.62 to 0.85.
+        assert own - empty <= 1.3 * LIMIT_PERCENT, (worker, own, empty)
 
 
 def test_traffic_has_a_line_of_statistics_now_and_then(cluster: ServedCluster) -> None:
