@@ -4,7 +4,6 @@ Real engines, real gRPC, real links, HTTP and gRPC in front. A strike is called 
 worker is about to tell something to the router, and can close that worker's gate before it does.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from rpc.description import WorkerDescription
 from rpc.token import create_token
 from tests.cluster_processes import worker_settings
 from tests.gate import Gate
+from tests.patience import comes_true
 from tests.relay import open_ingress
 from workers.config import WorkerConfig
 
@@ -63,7 +63,7 @@ class GatedCluster:
     strikes: "Strikes"
     workers: dict[str, PrefillWorker | DecodeWorker]
 
-    async def until_ready(self, timeout_s: float = 15.0) -> None:
+    async def until_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until every worker and every link serves."""
         await self.until(self._is_whole, timeout_s)
 
@@ -74,12 +74,8 @@ class GatedCluster:
             await worker.check_integrity()
 
     async def until(self, is_true: Callable[[], bool], timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not is_true():  # noqa: ASYNC110 - tests look from outside
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            raise AssertionError(f"not within {timeout_s} s: {self.upstream.status()}") from None
+        if not await comes_true(is_true, timeout_s):
+            raise AssertionError(f"not within {timeout_s} s: {self.upstream.status()}")
 
     @property
     def upstream(self) -> Any:

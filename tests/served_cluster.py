@@ -113,7 +113,7 @@ class ServedCluster:
         found = [each for each in self.status()["workers"] if each["id"] == worker_id]
         return next((each for each in found if each["state"] != "lost"), found[0])
 
-    def wait_for(self, worker_id: str, *, other_than: int, timeout_s: float = 60.0) -> int:
+    def wait_for(self, worker_id: str, *, other_than: int, timeout_s: float = 120.0) -> int:
         """Wait until the worker is ready in a newer process; return its incarnation."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

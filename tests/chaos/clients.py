@@ -89,7 +89,7 @@ class ShortDeadline:
             except grpc.aio.AioRpcError as error:
                 with_code = error.code()
             assert with_code is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert time.monotonic() - started_at_s < self.deadline_s + 1.0
+            assert time.monotonic() - started_at_s < self.deadline_s + 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class NeverFits:
         body = {**LONG, "max_tokens": 1000}
         response = await stage.cluster.http.post("/v1/completions", json=body)
         assert response.status_code == httpx.codes.BAD_REQUEST, response.text
-        assert time.monotonic() - started_at_s < 1.0
+        assert time.monotonic() - started_at_s < 5.0
 
 
 # Every value a client might think of for a number.

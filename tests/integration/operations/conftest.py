@@ -14,7 +14,7 @@ from api.ingress import Ingress
 from router.config import RouterConfig
 from router.scaling.config import DecodeScaling, PrefillScaling, ScalingConfig
 from telemetry.config import TelemetryConfig
-from tests.cluster_processes import ClusterProcesses
+from tests.cluster_processes import PATIENT, SLOW_STEPS, ClusterProcesses
 from tests.integration.api.test_whole_path import until_ready
 from tests.relay import open_ingress
 from tests.tiny_model import make_tiny_model
@@ -48,10 +48,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 @pytest.fixture(scope="package")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
     folder = tmp_path_factory.mktemp("trace")
-    # What a busy machine makes slow must not look like a lost peer.
-    kv_transfer = {"transfer_timeout_s": 15.0, "lease_s": 30.0}
     model = make_tiny_model(folder / "model")
-    cluster = ClusterProcesses(folder, model, kv_transfer=kv_transfer)
+    cluster = ClusterProcesses(folder, model, kv_transfer=PATIENT, environment=SLOW_STEPS)
     try:
         yield cluster
     finally:

@@ -17,9 +17,9 @@ from tests.integration.api.test_whole_path import BODY
 
 __all__ = ["keys_file", "model_path", "tokenizer"]  # fixtures
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-WITHIN_MS = 15_000
+expect.set_options(timeout=40_000)
 DARK_INK = "rgb(232, 234, 239)"
 
 
@@ -41,7 +41,7 @@ async def test_the_page_shows_the_cluster_live_and_a_killed_worker_in_red(
     page: Page, ingress: Ingress, http: httpx.AsyncClient, processes: ClusterProcesses
 ) -> None:
     await page.goto(f"http://127.0.0.1:{ingress.http_port}/dashboard")
-    await expect(page.locator("#state")).to_have_text("ready", timeout=WITHIN_MS)
+    await expect(page.locator("#state")).to_have_text("ready")
     for worker in ("prefill-0", "decode-0", "decode-1"):
         card = page.locator(f"[data-worker={worker}]")
         await expect(card).to_have_attribute("data-state", "ready")
@@ -52,10 +52,10 @@ async def test_the_page_shows_the_cluster_live_and_a_killed_worker_in_red(
     # Live: a request shows up in the routes, the numbers and the waterfall, without a reload.
     done = await http.post("/v1/completions", json=BODY)
     name = done.json()["id"].removeprefix("cmpl-")
-    await expect(page.locator("#routes")).to_contain_text(name[:8], timeout=WITHIN_MS)
+    await expect(page.locator("#routes")).to_contain_text(name[:8])
     waterfall = page.locator("#slow details[open]").first
     for span in ("attempt", "prefill.chunk", "kv.recv", "decode.first_step"):
-        await expect(waterfall).to_contain_text(span, timeout=WITHIN_MS)
+        await expect(waterfall).to_contain_text(span)
     await expect(waterfall).to_contain_text("first token: queue")
     assert f"{BODY['max_tokens']} tokens" in await waterfall.inner_text()
 
@@ -63,7 +63,7 @@ async def test_the_page_shows_the_cluster_live_and_a_killed_worker_in_red(
     assert victim is not None
     await asyncio.to_thread(processes.kill, victim)
     lost = page.locator("[data-worker=decode-1]")
-    await expect(lost).to_have_attribute("data-state", "lost", timeout=WITHIN_MS)
+    await expect(lost).to_have_attribute("data-state", "lost")
     await expect(lost.locator(".badge")).to_have_css("color", "rgb(200, 30, 30)")
     await expect(page.locator("#state")).to_have_text("degraded")
     await expect(page.locator("#events")).to_contain_text("decode-1 is lost")
@@ -107,7 +107,7 @@ async def test_with_keys_a_browser_asks_for_one_and_the_stream_has_it(
             )
             page = await context.new_page()
             await page.goto(f"{site.http.base_url}/dashboard")
-            await expect(page.locator("#state")).to_have_text("ready", timeout=WITHIN_MS)
+            await expect(page.locator("#state")).to_have_text("ready")
 
 
 async def test_the_page_is_small_and_needs_nothing_from_elsewhere(http: httpx.AsyncClient) -> None:

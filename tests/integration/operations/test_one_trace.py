@@ -11,11 +11,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import get_tracer_provider
 
-from tests.cluster_processes import ClusterProcesses
+from tests.cluster_processes import SLOW, ClusterProcesses
 from tests.integration.api.test_whole_path import BODY
 from tests.integration.operations.conftest import REQUEST_LOG, Collector
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 REMOTE_SPAN_ID = "00f067aa0ba902b7"
@@ -39,7 +39,7 @@ SPANS = {
 
 async def complete_trace(http: httpx.AsyncClient, name: str, *span_names: str) -> dict[str, Any]:
     """The trace of a request, once all that its workers have to say has come."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 40
     while True:
         found = await http.get(f"/v1/traces/{name}")
         if found.status_code == 200:
@@ -92,7 +92,7 @@ async def test_a_request_over_a_pair_is_one_connected_trace(
         "decode-0",
         "decode-1",
     }
-    deadline_s = time.monotonic() + 20  # spans leave in batches
+    deadline_s = time.monotonic() + 40  # spans leave in batches
     while not set(SPANS) <= {span.name for span in collector.spans}:
         assert time.monotonic() < deadline_s, collector.spans
         await asyncio.sleep(0.1)
@@ -147,9 +147,9 @@ def sums(facts: dict[str, Any], prefix: str) -> float:
 async def test_a_migration_stands_in_the_same_trace(
     http: httpx.AsyncClient, processes: ClusterProcesses
 ) -> None:
-    body = {**BODY, "max_tokens": 300, "stream": True}
-    async with http.stream("POST", "/v1/completions", json=body) as response:
-        label = response.headers["x-request-id"]
+    body = {**BODY, "max_tokens": 120, "stream": True}
+    headers = {"x-request-id": SLOW}
+    async with http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
         lines = response.aiter_lines()
         async for line in lines:
             if "text" in line and '"text":""' not in line:
@@ -160,13 +160,13 @@ async def test_a_migration_stands_in_the_same_trace(
         await asyncio.to_thread(processes.kill, worker)
         async for _ in lines:
             pass
-    trace = await complete_trace(http, label, "decode")
+    trace = await complete_trace(http, SLOW, "decode")
     names = [span["name"] for span in trace["spans"]]
     assert names.count("attempt") == 2
     (request,) = (span for span in trace["spans"] if span["name"] == "request")
     assert [each["name"] for each in request["events"]] == ["first_token", "migrated"]
     assert request["events"][1]["attributes"]["relevo.failed_workers"] == [victim]
-    assert request["attributes"]["gen_ai.usage.output_tokens"] == 300
+    assert request["attributes"]["gen_ai.usage.output_tokens"] == 120
     failed, healed = (span for span in trace["spans"] if span["name"] == "attempt")
     assert failed["error"]
     assert healed["error"] is None
@@ -175,7 +175,7 @@ async def test_a_migration_stands_in_the_same_trace(
 
 
 async def busy_decode_worker(http: httpx.AsyncClient) -> str:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 30
     while True:
         workers = (await http.get("/v1/loads")).json()["workers"]
         busy = [each for each in workers if each["pool"] == "decode" and each["num_running"]]

@@ -18,7 +18,7 @@ from telemetry import grafana
 from tests.integration.api.test_whole_path import BODY, quiescent
 from tests.programs import require_program
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROMETHEUS = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
 GAUGES = (
@@ -81,7 +81,7 @@ async def test_every_panel_has_data_and_gauges_return_to_zero(
             for dashboard in grafana.DASHBOARDS
             for title, query in grafana.queries(grafana.render(dashboard))
         }
-        deadline_s = time.monotonic() + 90
+        deadline_s = time.monotonic() + 150
         while queries:
             assert time.monotonic() < deadline_s, sorted(queries)
             await asyncio.gather(
@@ -99,7 +99,7 @@ async def test_every_panel_has_data_and_gauges_return_to_zero(
 
 async def until_zero(prometheus: httpx.AsyncClient, gauge: str) -> None:
     """Nothing more is sent: the worker itself says that it is idle."""
-    deadline_s = time.monotonic() + 15
+    deadline_s = time.monotonic() + 40
     while {each["value"][1] for each in await ask(prometheus, gauge)} != {"0"}:
         assert time.monotonic() < deadline_s, gauge
         await asyncio.sleep(0.2)

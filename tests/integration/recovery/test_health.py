@@ -14,7 +14,7 @@ from tests.asks import every_ask
 from tests.gated_cluster import GatedCluster, gated_cluster
 from tests.integration.recovery.conftest import ENGINE, Inject
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -51,21 +51,21 @@ async def test_readiness_is_a_choice_of_workers_and_health_is_the_process(
 
             assert await states(cluster) == (200, 200, "ready")
             cluster.gates["prefill-0"].cut()
-            await cluster.until(lambda: cluster.upstream.status()["state"] == "degraded", 5.0)
+            await cluster.until(lambda: cluster.upstream.status()["state"] == "degraded", 20.0)
             assert await states(cluster) == (200, 200, "degraded")
             assert "prefill-0 is lost" in cluster.upstream.status()["reasons"]
             assert await check() == SERVING
             cluster.gates["decode-0"].freeze()
-            await cluster.until(lambda: not cluster.upstream.is_ready(), 5.0)
+            await cluster.until(lambda: not cluster.upstream.is_ready(), 20.0)
             assert await states(cluster) == (200, 503, "unavailable")
             assert await check() == NOT_SERVING
-            await cluster.until(lambda: told[-1] == NOT_SERVING, 2.0)
+            await cluster.until(lambda: told[-1] == NOT_SERVING, 10.0)
             cluster.gates["decode-0"].open()
             cluster.gates["prefill-0"].open()
             await cluster.until_ready()
             assert await states(cluster) == (200, 200, "ready")
             assert await check() == SERVING
-            await cluster.until(lambda: told[-1] == SERVING, 2.0)
+            await cluster.until(lambda: told[-1] == SERVING, 10.0)
             assert told[:2] == [SERVING, NOT_SERVING]
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -85,7 +85,7 @@ async def test_what_a_frozen_worker_tells_after_it_wakes_changes_nothing(
         cluster.gates[name].freeze()
         frozen_at_s = time.monotonic()
         answers = await asyncio.gather(*answering)
-        assert time.monotonic() - frozen_at_s < 7.0
+        assert time.monotonic() - frozen_at_s < 20.0
         # All it had to say, and all that was said to it, goes on now.
         cluster.gates[name].open()
         for ask, answer, told in zip(asks, answers, expected, strict=True):

@@ -19,6 +19,7 @@ from telemetry.metrics import Metrics
 from telemetry.prometheus_sink import PrometheusSink
 from tests.fake_worker_base import FakeWorker
 from tests.fake_workers import TOKEN, FakeDecodeWorker, FakePrefillWorker, HandOvers
+from tests.patience import comes_true
 
 WorkerT = TypeVar("WorkerT", bound=FakeWorker)
 
@@ -71,10 +72,8 @@ class FakeCluster:
             await self.until(lambda: self.router.status()["state"] == "ready")
         return self.router
 
-    async def until(self, is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not is_true():  # noqa: ASYNC110 - tests look from outside
-                await asyncio.sleep(0.01)
+    async def until(self, is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        assert await comes_true(is_true, timeout_s), f"not within {timeout_s} s"
 
     def generate(
         self,

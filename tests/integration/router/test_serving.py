@@ -37,7 +37,7 @@ async def test_the_first_token_does_not_wait_for_the_decode_worker(cluster: Fake
     decode = await cluster.add_decode(step_s=30.0)
     await cluster.start_router()
     generation = cluster.generate()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         batch = await anext(generation)
     assert batch.token_ids == expected_tokens(PROMPT, 1)
     await generation.aclose()
@@ -121,10 +121,11 @@ async def test_the_parts_of_a_report_sum_exactly(cluster: FakeCluster) -> None:
 
 async def test_a_slow_consumer_gets_the_finish_with_the_last_tokens(cluster: FakeCluster) -> None:
     await cluster.add_prefill()
-    await cluster.add_decode()
+    decode = await cluster.add_decode()
     await cluster.start_router()
     generation = cluster.generate()
     first = await anext(generation)
+    await cluster.until(lambda: bool(decode.requests) and not decode.num_open)
     await asyncio.sleep(0.3)
     rest = await anext(generation)
     assert first.token_ids + rest.token_ids == expected_tokens(PROMPT, 5)

@@ -14,12 +14,12 @@ from router.generation import Generation
 from router.logprobs import TokenLogprobs
 from router.request import RoutedRequest, TokenBatch
 from router.router import Router
-from tests.cluster_processes import ClusterProcesses
+from tests.cluster_processes import SLOW, SLOW_STEPS, ClusterProcesses
 from tests.long_form import LONG_FORM
 from tests.relay import relay, until_quiet
 from tests.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 NUM_TOKENS = 40
 NUM_REQUESTS = 6
@@ -55,7 +55,7 @@ Answer = dict[int, Told]
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
     folder = tmp_path_factory.mktemp("workers")
-    cluster = ClusterProcesses(folder, make_tiny_model(folder / "model"))
+    cluster = ClusterProcesses(folder, make_tiny_model(folder / "model"), environment=SLOW_STEPS)
     yield cluster
     cluster.stop_all()
 
@@ -69,7 +69,7 @@ async def router(processes: ClusterProcesses) -> AsyncIterator[Router]:
         await until_quiet(router)
 
 
-def generate(router: Router, number: int, *, num_choices: int = 3) -> Generation:
+def generate(router: Router, number: int, *, num_choices: int = 3, label: str = "") -> Generation:
     """One of several requests; the same number is the same request."""
     params = common_pb2.SamplingParams(
         max_tokens=NUM_TOKENS,
@@ -87,6 +87,7 @@ def generate(router: Router, number: int, *, num_choices: int = 3) -> Generation
             sampling=params,
             timeout_s=60.0,
             num_choices=num_choices,
+            request_label=label,
         )
     )
 
@@ -131,7 +132,7 @@ async def test_logprobs_go_on_exactly_when_their_decode_worker_dies(
     processes: ClusterProcesses, router: Router, num_choices: int
 ) -> None:
     expected = await collect(generate(router, 9, num_choices=num_choices))
-    generation = generate(router, 9, num_choices=num_choices)
+    generation = generate(router, 9, num_choices=num_choices, label=SLOW)
     told: Answer = {}
     while len(told.get(num_choices - 1, Told()).token_ids) < 8:
         take(told, await anext(generation))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+from relevo.v1 import state_pb2
 
 from router.errors import NoWorkers, QueueFull, RequestTimeout
 from router.request import EVERYBODY, Tenant
@@ -51,7 +52,7 @@ async def test_a_deadline_ends_the_wait(cluster: FakeCluster) -> None:
     started_s = time.monotonic()
     with pytest.raises(NoWorkers):
         await collect(cluster.generate(timeout_s=0.3))
-    assert 0.25 < time.monotonic() - started_s < 1.5
+    assert 0.25 < time.monotonic() - started_s < 15
 
 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
@@ -64,10 +65,22 @@ async def test_a_deadline_ends_a_running_request(cluster: FakeCluster, leg: str)
     await cluster.until(lambda: prefill.num_open == decode.num_open == 0)
 
 
+def known_load(cluster: FakeCluster) -> state_pb2.WorkerLoad:
+    """What the router knows of the decode worker."""
+    [load] = [each.load for each in cluster.router.loads() if each.pool == "decode"]
+    return load
+
+
 async def test_full_workers_make_requests_wait_and_then_refuse(cluster: FakeCluster) -> None:
     await cluster.add_prefill()
-    decode = await cluster.add_decode(step_s=0.2, max_num_seqs=1)
+    decode = await cluster.add_decode(max_num_seqs=1)
     router = await cluster.start_router(max_waiting_requests=2)
+    may_decode = asyncio.Event()
+
+    async def decode_later(offset: int) -> None:
+        await may_decode.wait()
+
+    decode.on_token = decode_later
 
     def report_load() -> None:
         decode.load.num_running = min(decode.num_open, 1)
@@ -79,7 +92,7 @@ async def test_full_workers_make_requests_wait_and_then_refuse(cluster: FakeClus
         tasks.append(asyncio.create_task(collect(cluster.generate(max_tokens=3))))
         await cluster.until(lambda n=number: decode.num_open + router.num_waiting == n + 1)
         report_load()
-        await asyncio.sleep(0.05)
+        await cluster.until(lambda: known_load(cluster) == decode.load)
     assert (decode.num_open, router.num_waiting) == (2, 2)
     with pytest.raises(QueueFull) as caught:
         await collect(cluster.generate())
@@ -91,6 +104,7 @@ async def test_full_workers_make_requests_wait_and_then_refuse(cluster: FakeClus
     assert caught.value.retry_after_s >= 1
     assert cluster.metric("relevo_admission_rejected_total", reason="queue_full") == 2
     router.check_room(EVERYBODY, -1)
+    may_decode.set()
     while not all(task.done() for task in tasks):
         report_load()
         await asyncio.sleep(0.02)
@@ -157,9 +171,9 @@ async def test_each_leg_gets_what_is_left_of_the_deadline(cluster: FakeCluster) 
     again = await cluster.add_prefill("prefill-1")
     assert await waiting == expected_tokens(PROMPT, 9)
     [first_s, second_s] = sorted((w.times_left_s[0] for w in decodes), reverse=True)
-    assert 8.0 < first_s < 9.5
-    assert second_s < first_s - 0.2
-    assert again.times_left_s == pytest.approx([first_s, second_s], abs=0.1)
+    for left_s in ([first_s, second_s], again.times_left_s):
+        assert 0.0 < left_s[1] < left_s[0] - 0.2
+        assert left_s[0] < 9.5
 
 
 async def test_what_waited_past_its_deadline_reaches_no_worker(cluster: FakeCluster) -> None:

@@ -11,10 +11,15 @@ import pytest_asyncio
 
 from telemetry import metrics
 from tests.integration.workers.solo import LONG_PROMPT, PROMPT, tokens_alone
+from tests.integration.workers.test_faults import inject
 from tests.worker_client import make_request, read_decode, read_prefill
 from tests.worker_pair import WorkerPair, worker_pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# So that something can be done in the middle of a request.
+SLOW_PREFILL = {"point": "prefill_step", "action": "delay", "delay_s": 0.05, "count": 0}
+SLOW_DECODE = {"point": "decode_step", "action": "delay", "delay_s": 0.02, "count": 0}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -42,7 +47,7 @@ async def own_pair(tmp_path: Path, model_path: Path) -> AsyncIterator[WorkerPair
 
 @pytest.mark.parametrize("backend", ["shared_memory", "auto"])
 async def test_shared_memory_hands_over_the_same_tokens_and_frees_both_sides(
-    tmp_path: Path, model_path: Path, backend: str
+    tmp_path: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     both = {"kv_transfer": {"backend": backend}}
     prefill = {"engine": {"block_size": 16, "num_kv_blocks": 32}} if backend == "auto" else {}
@@ -55,6 +60,7 @@ async def test_shared_memory_hands_over_the_same_tokens_and_frees_both_sides(
         assert decode.token_ids == tokens_alone(model_path, PROMPT, 12)
         assert decode.kv_transfer_bytes > 0
 
+        inject(monkeypatch, SLOW_PREFILL)
         transfer_id = client.next_transfer_id()
         request = make_request(LONG_PROMPT, request_id="b")
         prefilling = client.open_prefill(request, transfer_id=transfer_id)
@@ -171,7 +177,10 @@ async def test_many_requests_at_once_all_finish(pair: WorkerPair, model_path: Pa
         assert decode.token_ids == tokens_alone(model_path, prompt, 8)
 
 
-async def test_cancelling_prefill_while_it_computes_frees_both_sides(pair: WorkerPair) -> None:
+async def test_cancelling_prefill_while_it_computes_frees_both_sides(
+    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(monkeypatch, SLOW_PREFILL)
     client = pair.client
     transfer_id = client.next_transfer_id()
     request = make_request(LONG_PROMPT, request_id="a", cache_salt="cancel 1")
@@ -187,7 +196,10 @@ async def test_cancelling_prefill_while_it_computes_frees_both_sides(pair: Worke
     await client.until_quiet()
 
 
-async def test_cancelling_decode_while_the_kv_comes_frees_both_sides(pair: WorkerPair) -> None:
+async def test_cancelling_decode_while_the_kv_comes_frees_both_sides(
+    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(monkeypatch, SLOW_PREFILL)
     client = pair.client
     transfer_id = client.next_transfer_id()
     request = make_request(LONG_PROMPT, request_id="a", cache_salt="cancel 2")
@@ -243,7 +255,7 @@ async def test_decode_without_a_matching_prefill_is_lost_in_time(pair: WorkerPai
     request = make_request(PROMPT, request_id="a", cache_salt="lost")
     call = pair.client.open_decode(request, transfer_id=pair.client.next_transfer_id())
     with pytest.raises(grpc.aio.AioRpcError) as lost:
-        await asyncio.wait_for(read_decode(call), 6.0)
+        await asyncio.wait_for(read_decode(call), 20.0)
     assert lost.value.code() is grpc.StatusCode.ABORTED
 
 
@@ -297,7 +309,10 @@ async def test_a_full_worker_refuses_at_once_and_says_when_to_come_back(
         assert 1 <= len(refused) <= 3
 
 
-async def test_a_drain_lets_streams_finish_and_refuses_new_ones(own_pair: WorkerPair) -> None:
+async def test_a_drain_lets_streams_finish_and_refuses_new_ones(
+    own_pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(monkeypatch, SLOW_DECODE)
     client = own_pair.client
     request = make_request(PROMPT, request_id="a", max_tokens=30)
     running = asyncio.ensure_future(client.run_pair(request))
@@ -310,10 +325,13 @@ async def test_a_drain_lets_streams_finish_and_refuses_new_ones(own_pair: Worker
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     _, result = await running
     assert len(result.token_ids) == 30
-    await asyncio.wait_for(draining, 2.0)
+    await asyncio.wait_for(draining, 15.0)
 
 
-async def test_streams_that_outlast_a_drain_end_with_migrate(own_pair: WorkerPair) -> None:
+async def test_streams_that_outlast_a_drain_end_with_migrate(
+    own_pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(monkeypatch, SLOW_DECODE)
     client = own_pair.client
     long = make_request(PROMPT, request_id="a", max_tokens=400)
     running = asyncio.ensure_future(client.run_pair(long))
@@ -333,8 +351,9 @@ async def test_streams_that_outlast_a_drain_end_with_migrate(own_pair: WorkerPai
 
 
 async def test_a_draining_prefill_worker_migrates_what_it_still_computes(
-    own_pair: WorkerPair,
+    own_pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    inject(monkeypatch, SLOW_PREFILL)
     client = own_pair.client
     transfer_id = client.next_transfer_id()
     call = client.open_prefill(make_request(LONG_PROMPT, request_id="a"), transfer_id=transfer_id)

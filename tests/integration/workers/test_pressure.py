@@ -8,6 +8,7 @@ import pytest
 
 from telemetry import metrics
 from tests.integration.workers.solo import PROMPT, tokens_alone
+from tests.integration.workers.test_faults import inject
 from tests.worker_client import make_request, read_decode, read_prefill
 from tests.worker_pair import worker_pair
 
@@ -35,7 +36,11 @@ async def test_requests_that_grow_out_of_the_pool_are_preempted_and_keep_their_t
         await client.until_counted("decode-0", metrics.PREEMPTIONS)
 
 
-async def test_a_better_priority_overtakes_what_runs(tmp_path: Path, model_path: Path) -> None:
+async def test_a_better_priority_overtakes_what_runs(
+    tmp_path: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that the first one still runs when the urgent one comes.
+    inject(monkeypatch, {"point": "decode_step", "action": "delay", "delay_s": 0.02, "count": 60})
     one_place = {"engine": {"max_num_seqs": 1, "max_num_batched_tokens": 32}}
     async with worker_pair(tmp_path, model_path, decode=one_place) as pair:
         client = pair.client

@@ -1,7 +1,6 @@
 """A call that arrives twice, late or for nothing leaves a worker as it was."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import grpc
@@ -90,13 +89,11 @@ async def test_a_prompt_that_waits_past_its_deadline_is_not_computed(
         running = asyncio.ensure_future(client.run_pair(first))
         await client.eventually(lambda: client.workers["prefill-0"].load.num_running == 1)
         late = make_request(PROMPT, request_id="b", cache_salt="late")
-        started_at_s = time.monotonic()
         waiting = client.open_prefill(late, transfer_id=client.next_transfer_id(), timeout_s=0.4)
         with pytest.raises(grpc.aio.AioRpcError) as passed:
             await read_prefill(waiting)
         assert passed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert time.monotonic() - started_at_s < 1.0
-        assert not running.done()
+        assert not running.done(), "it was told when there was a place for it"
         await running
         await client.until_quiet()
         # Whole blocks of the first prompt, and none of the second one's.
