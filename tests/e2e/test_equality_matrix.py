@@ -19,12 +19,12 @@ from engine.engine import Engine
 from engine.request import Request
 from engine.sampling.params import SamplingParams
 from router.config import RouterConfig
-from tests.cluster_processes import ClusterProcesses
+from tests.cluster_processes import PATIENT, ClusterProcesses
 from tests.reference import Truth, generate_truth
 from tests.relay import generate, relay, until_quiet
 from tests.tiny_model import make_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 DEMO_MODEL = Path(".models/smollm2-135m-instruct")
 LENGTHS = {"below": 31, "exact": 32, "above": 33, "long": 77, "short": 5}
@@ -150,7 +150,7 @@ async def test_cluster(row: Row, mode: str, tmp_path: Path) -> None:
     num_prefill = 2 if mode == "disaggregated" else 0
     config = RouterConfig(local_prefill="never" if num_prefill else "auto")
     engine = {**row.engine_settings, "max_num_batched_tokens": 16}
-    processes = ClusterProcesses(tmp_path, row.path, engine=engine)
+    processes = ClusterProcesses(tmp_path, row.path, engine=engine, kv_transfer=PATIENT)
     try:
         workers = processes.ensure(prefill=num_prefill, decode=2)
         async with relay(processes, workers, config) as router:

@@ -44,7 +44,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("state", "fate"), cases())
 async def test_a_worker_that_is_lost_costs_its_own_transfer(
     decode: Decode, monkeypatch: pytest.MonkeyPatch, state: str, fate: str
