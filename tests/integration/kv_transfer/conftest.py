@@ -6,7 +6,8 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -35,8 +36,9 @@ from tests.unit.kv_transfer.fakes import (
 # Children are forked from a process that has imported torch once.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.integration.kv_transfer.prefill_process"])
-CONFIG = {"transfer_timeout_s": 2.0, "lease_s": 20.0, "digest_sample": 1.0}
-SHORT_LEASE_S = 1.0
+# No deadline of these passes while a busy machine pauses; tests of deadlines have the short ones.
+CONFIG = {"transfer_timeout_s": 15.0, "lease_s": 20.0, "digest_sample": 1.0}
+SHORT_TIMEOUT_S, SHORT_LEASE_S = 2.0, 1.0
 NUM_BLOCKS = 128
 
 
@@ -47,8 +49,7 @@ class Prefill:
     worker_id: str
     layout: dict
     seed: int
-    backend: str
-    lease_s: float = CONFIG["lease_s"]
+    config: dict
     process: BaseProcess | None = None
     pipe: Connection | None = None
     port: int = 0
@@ -61,7 +62,7 @@ class Prefill:
     async def start(self, faults: Sequence[dict] = ()) -> None:
         options = {
             "worker_id": self.worker_id,
-            "config": {**CONFIG, "backend": self.backend, "lease_s": self.lease_s},
+            "config": self.config,
             "layout": self.layout,
             "num_blocks": NUM_BLOCKS,
             "seed": self.seed,
@@ -99,11 +100,11 @@ class Prefill:
 class Decode:
     """The decode side, and the prefill processes it is linked to."""
 
-    def __init__(self, block_size: int, backend: str) -> None:
-        self.backend = backend
+    def __init__(self, block_size: int, backend: str, transfer_timeout_s: float) -> None:
+        self.settings = {**CONFIG, "backend": backend, "transfer_timeout_s": transfer_timeout_s}
         self.layout = make_layout(block_size)
         self.pool = make_pool(self.layout, NUM_BLOCKS)
-        self.config = KVTransferConfig(**CONFIG, backend=backend)
+        self.config = KVTransferConfig(**self.settings)
         self.prefills: dict[str, Prefill] = {}
         identity = LinkIdentity(worker=DECODE, layout=self.layout, device=CPU)
         self.dialer = LinkDialer(
@@ -131,8 +132,8 @@ class Decode:
         lease_s: float = CONFIG["lease_s"],
     ) -> None:
         for number, block_size in enumerate(block_sizes):
-            layout = {"block_size": block_size}
-            prefill = Prefill(f"prefill-{number}", layout, number, self.backend, lease_s)
+            config = {**self.settings, "lease_s": lease_s}
+            prefill = Prefill(f"prefill-{number}", {"block_size": block_size}, number, config)
             self.prefills[prefill.worker_id] = prefill
         first, *others = self.prefills.values()
         await asyncio.gather(
@@ -231,8 +232,21 @@ def no_unpickler_under_our_modules() -> None:
 
 @pytest.fixture(params=["gloo", "shared_memory"])
 async def decode(request):
+    async with opened(request.param, CONFIG["transfer_timeout_s"]) as decode:
+        yield decode
+
+
+@pytest.fixture(params=["gloo", "shared_memory"])
+async def hasty_decode(request):
+    """Whose operations and links have a short deadline."""
+    async with opened(request.param, SHORT_TIMEOUT_S) as decode:
+        yield decode
+
+
+@asynccontextmanager
+async def opened(backend: str, transfer_timeout_s: float) -> AsyncIterator[Decode]:
     before = mapped_pools()
-    decode = Decode(8, request.param)
+    decode = Decode(8, backend, transfer_timeout_s)
     yield decode
     await decode.close()
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("kv-", "abort-"))]

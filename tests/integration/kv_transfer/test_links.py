@@ -13,7 +13,7 @@ import pytest
 from kv_transfer.control import FailureReason, TransferFailedError
 from kv_transfer.link_status import LinkState
 from kv_transfer.pool_writes import PoolWrites
-from tests.integration.kv_transfer.conftest import CONFIG, SHORT_LEASE_S, Decode
+from tests.integration.kv_transfer.conftest import CONFIG, SHORT_LEASE_S, SHORT_TIMEOUT_S, Decode
 from tests.unit.kv_transfer.fakes import eventually
 
 
@@ -67,7 +67,8 @@ async def test_killed_peer_costs_its_link_only(decode: Decode) -> None:
     assert decode.dialer.link_for("prefill-1") is survivor
 
 
-async def test_frozen_peer_costs_its_link_only_and_comes_back(decode: Decode) -> None:
+async def test_frozen_peer_costs_its_link_only_and_comes_back(hasty_decode: Decode) -> None:
+    decode = hasty_decode
     await decode.start(8, 8)
     frozen = asyncio.create_task(decode.hand_over("prefill-0", num_tokens=200, delay_s=0.05))
     await asyncio.sleep(0.2)
@@ -76,7 +77,7 @@ async def test_frozen_peer_costs_its_link_only_and_comes_back(decode: Decode) ->
         await decode.hand_over("prefill-1")
         # a range that was offered is asked for, and times out; nothing else does
         fetched = decode.dialer.link_for("prefill-0")
-        await asyncio.wait({frozen, fetched.live.ended}, timeout=CONFIG["transfer_timeout_s"] + 1)
+        await asyncio.wait({frozen, fetched.live.ended}, timeout=SHORT_TIMEOUT_S + 1)
         if frozen.done():
             assert isinstance(frozen.exception(), TransferFailedError)
         else:
@@ -90,8 +91,9 @@ async def test_frozen_peer_costs_its_link_only_and_comes_back(decode: Decode) ->
     await decode.hand_over("prefill-0")
 
 
-async def test_frozen_between_grant_and_data_times_out(decode: Decode) -> None:
+async def test_frozen_between_grant_and_data_times_out(hasty_decode: Decode) -> None:
     """The peer stops itself at its send, so the receive is posted and waits."""
+    decode = hasty_decode
     await decode.start(8, faults=[{"point": "kv_send", "action": "freeze"}])
     started = time.monotonic()
     with pytest.raises(TransferFailedError) as failure:
@@ -106,8 +108,16 @@ async def test_frozen_between_grant_and_data_times_out(decode: Decode) -> None:
     await decode.hand_over()
 
 
-@pytest.mark.parametrize("action", ["corrupt", "drop", "raise", "delay", "kill"])
+@pytest.mark.parametrize("action", ["corrupt", "raise", "delay", "kill"])
 async def test_faults_at_the_send(decode: Decode, action: str) -> None:
+    await fault_at_the_send(decode, action)
+
+
+async def test_a_send_that_is_lost_times_out(hasty_decode: Decode) -> None:
+    await fault_at_the_send(hasty_decode, "drop")
+
+
+async def fault_at_the_send(decode: Decode, action: str) -> None:
     await decode.start(8, faults=[{"point": "kv_send", "action": action, "delay_s": 0.3}])
     expected = {
         "corrupt": {FailureReason.DIGEST_MISMATCH},

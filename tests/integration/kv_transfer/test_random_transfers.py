@@ -16,7 +16,7 @@ import pytest
 
 from faults.plan import Fault, FaultPlan
 from kv_transfer.control import ControlClosedError, FetchOrder, FetchReply, TransferFailedError
-from tests.integration.kv_transfer.conftest import CONFIG, SHORT_LEASE_S, Decode, Prefill
+from tests.integration.kv_transfer.conftest import SHORT_LEASE_S, SHORT_TIMEOUT_S, Decode, Prefill
 from tests.integration.kv_transfer.wire import TcpTransferControl
 from tests.long_form import IS_LONG
 
@@ -26,7 +26,7 @@ NUM_TRANSFERS = 10_000 if IS_LONG else 300
 LONGEST_S = 3600.0 if IS_LONG else 90.0
 NUM_AT_ONCE = 4
 # of one transfer; then it has found its end on both sides
-GRACE_S = 2 * CONFIG["transfer_timeout_s"] + SHORT_LEASE_S
+GRACE_S = 2 * SHORT_TIMEOUT_S + SHORT_LEASE_S
 
 
 def fault_plan(rng: random.Random, point: str) -> list[dict]:
@@ -117,7 +117,7 @@ class Run:
             prefill = self.decode.prefills[self.rng.choice(sorted(self.decode.prefills))]
             if self.rng.random() < 0.5:
                 prefill.signal(signal.SIGSTOP)
-                await asyncio.sleep(self.rng.uniform(0.1, 2 * CONFIG["transfer_timeout_s"]))
+                await asyncio.sleep(self.rng.uniform(0.1, 2 * SHORT_TIMEOUT_S))
                 prefill.signal(signal.SIGCONT)
             else:
                 await replace(prefill)
@@ -144,8 +144,9 @@ async def all_given_back(prefill: Prefill) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(0 if IS_LONG else 240)
 async def test_random_transfers_leave_the_pools_intact(
-    decode: Decode, monkeypatch: pytest.MonkeyPatch
+    hasty_decode: Decode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    decode = hasty_decode
     rng = random.Random(SEED)
     monkeypatch.setattr(Prefill, "control", property(lambda self: LossyControl(self.port, rng)))
     faults = [Fault(match={}, **fault) for fault in fault_plan(rng, "kv_recv")]
@@ -162,7 +163,7 @@ async def test_random_transfers_leave_the_pools_intact(
     for prefill in decode.prefills.values():
         with suppress(ProcessLookupError):
             prefill.signal(signal.SIGCONT)
-    print(f"{decode.backend}: {dict(run.outcomes)}, {decode.receiver.counters}")  # noqa: T201
+    print(f"{decode.config.backend}: {dict(run.outcomes)}, {decode.receiver.counters}")  # noqa: T201
     monkeypatch.setattr("faults.plan._PLAN", FaultPlan([], None))
     assert min(plan._hits.values()) > max(fault.after for fault in faults), "faults were left over"
     assert run.outcomes["arrived"] > (run.num_started - run.outcomes["no link"]) / 2
