@@ -19,8 +19,9 @@ from tests.patience import naps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-WITHIN_S = 1.0
-HELD_WITHIN_S = 2.0
+# Twice what a quiet machine may take, and far less than the stretched work would.
+WITHIN_S = 2.0
+HELD_WITHIN_S = 4.0
 BODY = {"prompt": PROMPT * 8, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 # The client's label chooses the phase that is stretched, so that it can be left in its middle.
 FAULTS = [
@@ -32,8 +33,8 @@ FAULTS = [
         "match": {"request_label": label},
     }
     for point, label, delay_s in (
-        ("prefill_step", "slow-prefill", 0.2),
-        ("kv_send", "slow-transfer", 0.5),
+        ("prefill_step", "slow-prefill", 0.5),
+        ("kv_send", "slow-transfer", 0.8),
         ("decode_step", "slow-decode", 0.2),
     )
 ]
@@ -120,7 +121,7 @@ async def leave_in(cluster: GatedCluster, phase: str) -> None:
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_who_leaves_in_any_phase_frees_everything_within_a_second(
+async def test_who_leaves_in_any_phase_frees_everything_in_time(
     cluster: GatedCluster, inject: Inject
 ) -> None:
     inject(*FAULTS)
@@ -225,7 +226,7 @@ async def test_a_passed_deadline_ends_the_work_on_both_faces(
     whole, streamed, _, _ = await asyncio.gather(
         whole_over_http(), streamed_over_http(), whole_over_grpc(), streamed_over_grpc()
     )
-    assert time.monotonic() - started_at_s < 0.6 + 10 * WITHIN_S
+    assert time.monotonic() - started_at_s < 0.6 + 5 * WITHIN_S
     await cluster.until(lambda: is_free(cluster), WITHIN_S)
     assert (whole.status_code, whole.json()["error"]["type"]) == (504, "timeout_error")
     events = [e for e in streamed.text.split("\n\n") if e.startswith("data: ")]
