@@ -3,7 +3,7 @@
 1. Verbs and reservations queue under the condition; both wake the thread.
 2. A turn runs all verbs, tries the first reservations, then one step.
 3. What came of the verbs leaves at once, what came of the step in one more piece of mail.
-4. With nothing to do the thread sleeps on the condition until 1.
+4. With nothing to do the thread says how things stand and sleeps on the condition until 1.
 """
 
 import asyncio
@@ -144,7 +144,10 @@ class EngineThread:
                     return
                 verbs = list(self._verbs)
                 self._verbs.clear()
-            can_go_on = self._take_turn(verbs)
+            went_on, can_go_on = can_go_on, self._take_turn(verbs)
+            if went_on and not can_go_on:
+                # The last word before a rest: not every step was worth a report.
+                self._report(StepOutput())
 
     def _take_turn(self, verbs: list[tuple[Callable[[Engine], Any], Future | None]]) -> bool:
         """One turn; whether the next one might get further without news."""

@@ -307,6 +307,20 @@ async def test_a_start_is_told_once_and_before_the_first_output(
     await loop.stop()
 
 
+async def test_the_last_that_is_told_before_a_rest_is_how_things_stand(
+    make_engine: Callable[..., Engine],
+):
+    told: list[int] = []
+    loop = EngineLoop(make_engine(), on_step=lambda step: told.append(step.stats.num_tokens))
+    loop.start()
+    await collect(await loop.submit(make_request("r", PROMPT, max_tokens=3)))
+    async with asyncio.timeout(5.0):
+        while told[-1]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert told.count(0) == 1
+    await loop.stop()
+
+
 async def test_an_observer_that_raises_harms_nobody(make_engine: Callable[..., Engine]):
     def observe(step: object) -> None:
         raise RuntimeError("observer")
