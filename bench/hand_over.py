@@ -186,13 +186,10 @@ async def pair_here(folder: Path, settings: dict[str, Any]) -> AsyncIterator[Pai
 @asynccontextmanager
 async def pair_of_processes(folder: Path, settings: dict[str, Any]) -> AsyncIterator[Pair]:
     """Each worker in its own."""
-    workers = WorkerProcesses(folder, settings)
-    try:
+    with WorkerProcesses(folder, settings) as workers:
         descriptions = workers.start("prefill"), workers.start("decode")
         async with linked_pair(workers.token_file, *descriptions) as pair:
             yield pair
-    finally:
-        workers.stop()
 
 
 async def measure(pair: Pair, options: argparse.Namespace) -> None:

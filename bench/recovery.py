@@ -144,8 +144,7 @@ def main() -> None:
             "max_num_seqs": 32,
             "max_model_len": 1024,
         }
-        workers = WorkerProcesses(Path(folder), {"engine": engine})
-        try:
+        with WorkerProcesses(Path(folder), {"engine": engine}) as workers:
             for pool, rank in (("prefill", 0), ("decode", 0), ("decode", 1)):
                 workers.start(pool, rank)
             with suppress(KeyboardInterrupt):
@@ -156,8 +155,6 @@ def main() -> None:
                         num_affected=arguments.affected,
                     )
                 )
-        finally:
-            workers.stop()
 
 
 if __name__ == "__main__":

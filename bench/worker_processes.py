@@ -6,15 +6,22 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rpc.description import WorkerDescription
 from rpc.token import create_token
 
+_COMMAND = (sys.executable, "-m")
+# What a failure shows of each worker's own words.
+_NUM_LAST_LINES = 20
+
 
 @dataclass(slots=True)
 class WorkerProcesses:
-    """Invariant: every process that was started is gone after `stop`."""
+    """A context; when it ends by an error, what the workers last wrote is shown.
+
+    Invariant: every process that was started is gone afterwards.
+    """
 
     folder: Path
     # of every worker
@@ -34,19 +41,40 @@ class WorkerProcesses:
         name = f"{pool}-{rank}"
         config = self.folder / f"{name}.json"
         config.write_text(json.dumps({**self.settings, "token_file": str(self.token_file)}))
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"{pool}_workers", "--config", str(config), "--rank", str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        with self._log(name).open("a") as log:
+            process = subprocess.Popen(
+                [*_COMMAND, f"{pool}_workers", "--config", str(config), "--rank", str(rank)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         self.processes[name] = process
         assert process.stdout is not None
-        self.described[name] = WorkerDescription.from_dict(json.loads(process.stdout.readline()))
+        described = process.stdout.readline()
+        if not described:
+            raise RuntimeError(f"{name} ended before it served")
+        self.described[name] = WorkerDescription.from_dict(json.loads(described))
         return self.described[name]
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        """Nothing runs yet."""
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """End them all."""
+        if kind is not None:
+            for name in self.processes:
+                sys.stderr.write(self.last_words(name))
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+    def last_words(self, name: str) -> str:
+        """How a worker fares, and the last lines it wrote to its standard error."""
+        status = self.processes[name].poll()
+        state = "runs" if status is None else f"ended with {status}"
+        lines = self._log(name).read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]
+        return "\n  ".join([f"{name} {state}; it wrote last:", *lines]) + "\n"
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
