@@ -78,16 +78,17 @@ class TransferChannel:
             token_end=order.token_end,
             with_digest=order.with_digest,
         )
-        verdict = await self._ask_fault_plan()
-        if verdict == "drop":
+        fault = await self._ask_fault_plan()
+        if fault == "drop":
             raise ControlClosedError("the fetch was dropped")
         try:
-            if verdict == "duplicate":
+            if fault == "duplicate":
                 await self._stub.Fetch(request, timeout=self._timeout_s)
             response = await self._stub.Fetch(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise ControlClosedError(f"Fetch failed: {error.details()}") from error
-        return FetchReply(_VERDICTS.get(response.verdict, FetchVerdict.GONE), response.digest)
+        verdict = _VERDICTS.get(response.verdict, FetchVerdict.GONE)
+        return FetchReply(verdict, response.digest, tuple(response.lent_block_ids))
 
     async def release(self, transfer_id: int, *, epoch: int) -> None:
         """Give the KV back; ControlClosedError when this could not be said."""

@@ -176,6 +176,11 @@ def identify(*, pool: str, worker: str) -> None:
     _PLAN.identity.update(pool=pool, worker=worker)
 
 
+def is_armed() -> bool:
+    """Whether any point of this process might act: a plan is there, or a folder for one."""
+    return bool(_PLAN)
+
+
 def fault_point(point: str, **context: Fact) -> str | None:
     """Ask the plan and carry out what blocks or ends.
 

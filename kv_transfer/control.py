@@ -194,10 +194,12 @@ class FetchVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FetchReply:
-    """Verdict, and the range's digest when it was asked for and granted."""
+    """Verdict; and of a granted range its digest, when that was asked for."""
 
     verdict: FetchVerdict
     digest: bytes = b""
+    # over shared memory: the sender's blocks that hold the range, to be read until given back
+    lent: tuple[int, ...] = ()
 
 
 class TransferControl(Protocol):

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,9 @@ class RangeRequest:
     token_end: int
     with_digest: bool
     num_bytes: int
-    # runs on the link's thread after the grant, wanted or not: the peer sends in any case
-    receive: Callable[[Link], int]
+    # runs on the link's thread after the grant, wanted or not: the peer sends in any case; it is
+    # told which of the peer's blocks are lent
+    receive: Callable[[Link, Sequence[int]], int]
     # asked once it is this request's turn; an unwanted one is not sent at all
     is_wanted: Callable[[], bool]
 
@@ -142,19 +143,19 @@ class DialedLink:
             self._issuer.settle(reply.verdict)
             if reply.verdict is not FetchVerdict.GRANTED:
                 return FetchOutcome(reply, None)
-            return FetchOutcome(reply, self._post(request))
+            return FetchOutcome(reply, self._post(request, reply.lent))
 
-    def _post(self, request: RangeRequest) -> "asyncio.Future[int]":
-        spec, arrival = self.live.spec, self.live.run(self._timed(request))
+    def _post(self, request: RangeRequest, lent: Sequence[int]) -> "asyncio.Future[int]":
+        spec, arrival = self.live.spec, self.live.run(self._timed(request, lent))
         if spec.is_shared_memory:
             # behind it: whoever waits for the bytes does not wait for what wakes the peer
             self.live.run(lambda link: link.shared_memory.give_back(spec.timeout_s))
         return arrival
 
-    def _timed(self, request: RangeRequest) -> Callable[[Link], int]:
+    def _timed(self, request: RangeRequest, lent: Sequence[int]) -> Callable[[Link], int]:
         def receive(link: Link) -> int:
             started = time.monotonic()
-            num_bytes = request.receive(link)
+            num_bytes = request.receive(link, lent)
             self.moved_bytes += num_bytes
             self.live.learn_bandwidth(num_bytes, time.monotonic() - started)
             return num_bytes

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import NamedTuple
 
-# of the pool and of the messages; raised with every change of either
-LAYOUT_VERSION = 3
+# of the pool and of what travels; raised with every change of either
+LAYOUT_VERSION = 4
 
 _BYTES_PER_ELEMENT = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -112,7 +112,7 @@ class LiveLink:
         return future
 
     def ranges(self, blocks: PoolBlocks) -> RangeMover:
-        """Return what moves ranges over this link, to be used on its thread only."""
+        """Return what moves ranges over this link."""
         if self._mover is None:
             make = MappedRanges if self.spec.is_shared_memory else MessageRanges
             self._mover = make(blocks, theirs=self._peer_layout)

@@ -52,6 +52,8 @@ class _Staged(NamedTuple):
     operation: Operation
 
 
+# A piece, and the bytes of it where they lie in the pool as they travel; else None.
+_Placed = tuple[Piece, torch.Tensor | None]
 # Fills a message before it is sent, or empties it once it is here.
 _Copy = Callable[[Piece, torch.Tensor], None]
 
@@ -72,6 +74,10 @@ class MessageRanges:
         self._buffer_bytes = max(PIECE_BYTES, unit)
         self._buffers: list[torch.Tensor] = []
         self._num_buffers = 0
+
+    def prepare(self, order: RangeOrder) -> None:
+        """Cut a range while its peer is still asked for it; on any thread."""
+        order.plan = self._cut(order)
 
     def send_range(self, link: PostingLink, order: RangeOrder, *, alter: Alter | None) -> int:
         """Send a range; returns the bytes. `alter` may spoil each piece (fault injection).
@@ -121,9 +127,8 @@ class MessageRanges:
         direct: list[Operation] = []
         staged: deque[_Staged] = deque()
         try:
-            for piece in self._cutter.cut(order.token_start, order.token_end):
-                place = self._in_place(order, piece) if is_direct else None
-                if place is not None:
+            for piece, place in order.plan or self._cut(order):
+                if is_direct and place is not None:
                     direct.append(post(place))
                     continue
                 if not self._has_buffer():
@@ -145,9 +150,13 @@ class MessageRanges:
             raise
         return (order.token_end - order.token_start) * self._bytes_per_token
 
-    def _in_place(self, order: RangeOrder, piece: Piece) -> torch.Tensor | None:
-        start, end, _, as_slabs = piece
-        return self._blocks.in_place(order.block_ids, start, end, as_slabs=as_slabs)
+    def _cut(self, order: RangeOrder) -> list[_Placed]:
+        placed: list[_Placed] = []
+        for piece in self._cutter.cut(order.token_start, order.token_end):
+            start, end, _, as_slabs = piece
+            place = self._blocks.in_place(order.block_ids, start, end, as_slabs=as_slabs)
+            placed.append((piece, place))
+        return placed
 
     def _complete(self, staged: _Staged, deadline: float, empty: _Copy | None) -> None:
         staged.operation.wait(_left_s(deadline))

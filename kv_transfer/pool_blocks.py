@@ -27,7 +27,7 @@ class PoolBlocks:
         # [num_blocks, bytes of a block], and [num_blocks, num_layers * 2, block_size, bytes of a
         # token in one layer's K or V]
         self.rows = _by_numpy(slabs)
-        self._parts = self.rows.reshape(len(pool), 2 * layout.num_layers, layout.block_size, -1)
+        self.parts = self.rows.reshape(len(pool), 2 * layout.num_layers, layout.block_size, -1)
 
     def in_place(
         self, block_ids: Sequence[int], token_start: int, token_end: int, *, as_slabs: bool
@@ -97,11 +97,11 @@ class PoolBlocks:
                 yield slabs[index - first], self.rows[block_ids[index]]
             return
         # [num_layers * 2, tokens, bytes of a token in one layer's K or V]
-        tokens = staged.reshape(self._parts.shape[1], end - start, -1)
+        tokens = staged.reshape(self.parts.shape[1], end - start, -1)
         for index in range(first, last):
             at, stop = max(start, index * size), min(end, (index + 1) * size)
             offset = at - index * size
-            part = self._parts[block_ids[index], :, offset : offset + stop - at]
+            part = self.parts[block_ids[index], :, offset : offset + stop - at]
             yield tokens[:, at - start : stop - start], part
 
 

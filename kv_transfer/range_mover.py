@@ -10,18 +10,25 @@ import torch
 Alter = Callable[[torch.Tensor], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RangeOrder:
-    """One granted operation: tokens [token_start, token_end) of a request's blocks."""
+    """One operation: tokens [token_start, token_end) of a request's blocks."""
 
     block_ids: Sequence[int]
     token_start: int
     token_end: int
     timeout_s: float
+    # of one to receive over shared memory: the peer's blocks that hold these tokens
+    lent: Sequence[int] = ()
+    # what the mover made of it ahead, for itself
+    plan: Any = None
 
 
 class RangeMover(Protocol):
-    """Used by one operation at a time, on the link's thread."""
+    """Used by one operation at a time, on the link's thread; `prepare` comes from others, too."""
+
+    def prepare(self, order: RangeOrder) -> None:
+        """Plan ahead an order that is asked for: it may soon be received."""
 
     def send_range(self, link: Any, order: RangeOrder, *, alter: Alter | None) -> int:
         """Send a range; returns the bytes."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,21 +44,31 @@ class RangeReceiver:
         self._order = order
         self._writes = PoolWrites(settings.end_quarantine)
 
-    def receive(self, token_start: int, token_end: int, link: Link) -> int:
-        """Receive tokens [token_start, token_end); returns the bytes. On the link's thread."""
+    def expect(self, token_start: int, token_end: int) -> RangeOrder:
+        """What will be received when tokens [token_start, token_end) are granted."""
+        return RangeOrder(
+            block_ids=self.block_ids,
+            token_start=token_start,
+            token_end=token_end,
+            timeout_s=self._settings.config.transfer_timeout_s,
+        )
+
+    def prepare(self, order: RangeOrder) -> None:
+        """Do ahead what can be done while the peer is asked; on the event loop."""
+        live = self._order.link.live
+        if not live.ended.done():
+            live.ranges(self._settings.blocks).prepare(order)
+
+    def receive(self, order: RangeOrder, link: Link, lent: Sequence[int]) -> int:
+        """Receive a range; returns the bytes. On the link's thread."""
         settings = self._settings
         started = time.monotonic()
         spoil = ask_fault_plan("kv_recv", link, request_label=self._order.request_label)
-        first, end = block_range(token_start, token_end, settings.layout.block_size)
+        first, end = block_range(order.token_start, order.token_end, settings.layout.block_size)
         with self._writes.of(self.block_ids[first:end]) as is_wanted:
             num_bytes = self._order.link.live.ranges(settings.blocks).receive_range(
                 link,
-                RangeOrder(
-                    block_ids=self.block_ids,
-                    token_start=token_start,
-                    token_end=token_end,
-                    timeout_s=settings.config.transfer_timeout_s,
-                ),
+                replace(order, lent=lent) if lent else order,
                 alter=spoil,
                 is_wanted=is_wanted,
             )

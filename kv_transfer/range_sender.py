@@ -1,15 +1,26 @@
-"""Carries out what was granted: the reply with its digest, the operation on the link's thread."""
+"""Carries out what was granted: the reply with its digest, the operation on the link's thread.
+
+A peer that reads the pool itself is told where in the reply, and the operation is to wait until it
+has read.
+"""
 
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from faults.plan import is_armed
 from kv_transfer.accepted_link import AcceptedLink
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.control import ChunkDigest, FetchOrder, FetchReply, FetchVerdict
+from kv_transfer.control import (
+    ChunkDigest,
+    FetchOrder,
+    FetchReply,
+    FetchVerdict,
+    StaleLinkError,
+)
 from kv_transfer.digest import range_digest
 from kv_transfer.faulty_range import ask_fault_plan
 from kv_transfer.held_transfer import HeldTransfer
@@ -47,10 +58,16 @@ class RangeSender:
         self._now = now
         self._replies: set[asyncio.Task[FetchReply]] = set()
 
-    def grant(self, held: HeldTransfer, link: AcceptedLink, order: FetchOrder) -> GrantedSend:
-        """Use the order's ticket: reply, and send in its turn, whatever becomes of the caller."""
+    def grant(
+        self, held: HeldTransfer, link: AcceptedLink, order: FetchOrder, *, lent: Sequence[int]
+    ) -> GrantedSend:
+        """Use the order's ticket: reply, and send in its turn, whatever becomes of the caller.
+
+        `lent` are the blocks of the range when the peer reads those itself.
+        """
         block_ids = list(held.block_ids)
-        reply = self._reply(held, order, block_ids)
+        granted = FetchReply(FetchVerdict.GRANTED, lent=tuple(lent))
+        reply = self._reply(held, link, order, block_ids, granted)
         label = held.machine.order.request_label
         send = functools.partial(self._send, link, order, block_ids, label, self._now())
         return GrantedSend(reply, link.grant(order, send, reply))
@@ -60,25 +77,57 @@ class RangeSender:
         await asyncio.gather(*self._replies, return_exceptions=True)
 
     def _reply(
-        self, held: HeldTransfer, order: FetchOrder, block_ids: Sequence[int]
+        self,
+        held: HeldTransfer,
+        link: AcceptedLink,
+        order: FetchOrder,
+        block_ids: Sequence[int],
+        reply: FetchReply,
     ) -> "asyncio.Future[FetchReply]":
         loop = asyncio.get_running_loop()
-        if not order.with_digest:
+        # queued ahead of the operation itself
+        asked = self._ask_fault_plan(held, link) if reply.lent and is_armed() else None
+        if asked is None and not order.with_digest:
             known: asyncio.Future[FetchReply] = loop.create_future()
-            known.set_result(FetchReply(FetchVerdict.GRANTED))
+            known.set_result(reply)
             return known
-        reply = loop.create_task(self._reply_with_digest(held, order, block_ids))
-        self._replies.add(reply)
-        reply.add_done_callback(self._replies.discard)
+        later = loop.create_task(self._reply_later(held, order, block_ids, reply, asked))
+        self._replies.add(later)
+        later.add_done_callback(self._replies.discard)
+        return later
+
+    async def _reply_later(
+        self,
+        held: HeldTransfer,
+        order: FetchOrder,
+        block_ids: Sequence[int],
+        reply: FetchReply,
+        asked: "asyncio.Future[bool] | None",
+    ) -> FetchReply:
+        if asked is not None and await self._is_spoilt(asked):
+            # No bytes of ours travel that could be spoilt: the peer is sent to the wrong blocks.
+            wrong = tuple((block_id + 1) % len(self._pool) for block_id in reply.lent)
+            reply = replace(reply, lent=wrong)
+        if order.with_digest:
+            start, end = order.token_start, order.token_end
+            digest = await asyncio.to_thread(range_digest, self._pool, block_ids, start, end)
+            held.digests.append(ChunkDigest(token_start=start, token_end=end, digest=digest))
+            reply = replace(reply, digest=digest)
         return reply
 
-    async def _reply_with_digest(
-        self, held: HeldTransfer, order: FetchOrder, block_ids: Sequence[int]
-    ) -> FetchReply:
-        start, end = order.token_start, order.token_end
-        digest = await asyncio.to_thread(range_digest, self._pool, block_ids, start, end)
-        held.digests.append(ChunkDigest(token_start=start, token_end=end, digest=digest))
-        return FetchReply(FetchVerdict.GRANTED, digest)
+    def _ask_fault_plan(self, held: HeldTransfer, link: AcceptedLink) -> "asyncio.Future[bool]":
+        """Let the plan act before the peer is told where to read; whether it says `corrupt`."""
+        label = held.machine.order.request_label
+        return link.live.run(
+            lambda live: ask_fault_plan("kv_send", live, request_label=label) is not None
+        )
+
+    async def _is_spoilt(self, asked: "asyncio.Future[bool]") -> bool:
+        try:
+            return await asked
+        except Exception as error:
+            # whatever a job raises has ended the link
+            raise StaleLinkError(str(error)) from error
 
     def _send(
         self,
@@ -91,7 +140,9 @@ class RangeSender:
     ) -> MovedRange:
         # on the link's thread
         started_at = self._now()
-        spoil = ask_fault_plan("kv_send", link, request_label=request_label)
+        spoil = None
+        if not accepted.is_read_by_peer:
+            spoil = ask_fault_plan("kv_send", link, request_label=request_label)
         num_bytes = accepted.live.ranges(self._blocks).send_range(
             link,
             RangeOrder(

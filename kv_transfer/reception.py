@@ -222,6 +222,7 @@ class Reception:
     def _fetch(self, fetch: Fetch) -> None:
         order, machine, config = self._order, self._machine, self._settings.config
         with_digest = random.random() < config.digest_sample
+        expected = self._blocks.expect(fetch.token_start, fetch.token_end)
         request = RangeRequest(
             transfer_id=order.transfer_id,
             epoch=order.epoch,
@@ -229,11 +230,13 @@ class Reception:
             token_end=fetch.token_end,
             with_digest=with_digest,
             num_bytes=(fetch.token_end - fetch.token_start) * self._settings.layout.bytes_per_token,
-            receive=functools.partial(self._blocks.receive, fetch.token_start, fetch.token_end),
+            receive=functools.partial(self._blocks.receive, expected),
             is_wanted=lambda: not machine.is_over,
         )
         # at once, not when a task of ours gets its first turn
         asking = order.link.fetch(request, self._control)
+        # behind the call, which takes longer
+        asyncio.get_running_loop().call_soon(self._blocks.prepare, expected)
         self._start(self._follow(fetch, asking, asked_at=self._now(), with_digest=with_digest))
 
     async def _follow(

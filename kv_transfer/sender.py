@@ -241,7 +241,7 @@ class KVSender:
             first, end = block_range(order.token_start, order.token_end, self._layout.block_size)
             lent = held.block_ids[first:end]
             held.lent.append(lent)
-        granted = self._ranges.grant(held, link, order)
+        granted = self._ranges.grant(held, link, order, lent=lent)
         granted.sent.add_done_callback(functools.partial(self._operation_ended, held, lent))
         return granted.reply
 

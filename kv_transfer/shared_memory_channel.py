@@ -4,9 +4,10 @@
     listens on an abstract socket            learns its name and a secret over the rendezvous
     checks user and secret              <--  connects
     descriptor of the pool              -->  maps it, read-only
-    lends: "tokens lie in blocks ..."   -->  borrows, copies
-    waits                               <--  gives back
+    waits                               <--  gives back each range it was lent, once it is copied
                                         <--  closes, once nothing is mapped: all is given back
+
+What is lent, and where it lies, is said in the reply to a fetch.
 
 The socket has no name in any file system, and whoever is left when the other process dies reads
 its end. What the prefill worker has lent is read no more when it was given back or when the
@@ -41,10 +42,9 @@ Pages = npt.NDArray[np.uint8]
 _STORE_KEY = "shared_memory"
 _NAME_BYTES = 16
 _PROBE_BYTES = 4 << 20
-# A count, then as many ids.
-_COUNT = struct.Struct("<I")
 _NUM_BYTES = struct.Struct("<Q")
 _GIVEN_BACK = b"."
+_PROBED = b"?"
 
 
 class SharedMemoryUnavailableError(LinkBrokenError):
@@ -134,10 +134,10 @@ class SharedMemoryChannel:
     def probe(self, timeout_s: float) -> float:
         """Read some of the memory once all the way round; return the bytes per second seen."""
         if self.memory is None:
-            self.lend([0], timeout_s)
+            self._send(_PROBED, time.monotonic() + timeout_s)
             self.wait_given_back(timeout_s)
             return 0.0
-        self.borrow(1, timeout_s)
+        self._receive(len(_PROBED), time.monotonic() + timeout_s)
         pages = self.memory[:_PROBE_BYTES]
         copy = pages.copy()  # pays for the pages
         started = time.monotonic()
@@ -155,23 +155,9 @@ class SharedMemoryChannel:
             self._slabs = whole.reshape(num_blocks, bytes_per_block)
         return self._slabs
 
-    def lend(self, block_ids: Sequence[int], timeout_s: float) -> None:
-        """Prefill side: say in which blocks the next range lies."""
-        message = _COUNT.pack(len(block_ids)) + struct.pack(f"<{len(block_ids)}I", *block_ids)
-        self._send(message, time.monotonic() + timeout_s)
-
     def wait_given_back(self, timeout_s: float) -> None:
-        """Prefill side: block until the peer has read what was lent last."""
+        """Prefill side: block until the peer has read the next range of those it was lent."""
         self._receive(len(_GIVEN_BACK), time.monotonic() + timeout_s)
-
-    def borrow(self, num_blocks: int, timeout_s: float) -> tuple[int, ...]:
-        """Decode side: block until the peer says in which `num_blocks` the next range lies."""
-        deadline = time.monotonic() + timeout_s
-        message = self._receive(_COUNT.size + 4 * num_blocks, deadline)
-        (count,) = _COUNT.unpack_from(message)
-        if count != num_blocks:
-            raise LinkBrokenError(f"the peer lends {count} blocks where {num_blocks} were meant")
-        return struct.unpack_from(f"<{count}I", message, _COUNT.size)
 
     def give_back(self, timeout_s: float) -> None:
         """Decode side: say that the range was read."""

@@ -152,7 +152,9 @@ class PrefillService(prefill_pb2_grpc.PrefillServiceServicer):
             reply = await self._sender.fetch(order)
         except StaleLinkError as error:
             raise StaleWorkerError(str(error)) from error
-        return prefill_pb2.FetchResponse(verdict=_VERDICTS[reply.verdict], digest=reply.digest)
+        return prefill_pb2.FetchResponse(
+            verdict=_VERDICTS[reply.verdict], digest=reply.digest, lent_block_ids=reply.lent
+        )
 
     async def Release(  # noqa: N802
         self,

@@ -210,12 +210,14 @@ class FetchRequest(_message.Message):
     def __init__(self, transfer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., decode_worker: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., generation: _Optional[int] = ..., ticket: _Optional[int] = ..., token_start: _Optional[int] = ..., token_end: _Optional[int] = ..., with_digest: _Optional[bool] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("verdict", "digest")
+    __slots__ = ("verdict", "digest", "lent_block_ids")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LENT_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     verdict: FetchVerdict
     digest: bytes
-    def __init__(self, verdict: _Optional[_Union[FetchVerdict, str]] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    lent_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, verdict: _Optional[_Union[FetchVerdict, str]] = ..., digest: _Optional[bytes] = ..., lent_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("transfer_id", "epoch")

@@ -83,16 +83,20 @@ async def test_the_peer_reads_the_pool_and_cannot_write_it(memory: SharedMemory)
     with pytest.raises(PermissionError):
         os.truncate(memory.descriptor, 1)
 
-    owner.lend([5, 6], TIMEOUT_S)
-    assert reader.borrow(2, TIMEOUT_S) == (5, 6)
+    with ThreadPoolExecutor(1) as threads:
+        probing = threads.submit(owner.probe, TIMEOUT_S)
+        assert reader.probe(TIMEOUT_S) > 0.0
+        probing.result()
     with pytest.raises(LinkTimeoutError):
         owner.wait_given_back(0.05)
     reader.give_back(TIMEOUT_S)
     owner.wait_given_back(TIMEOUT_S)
 
     owner.abort()
+    with pytest.raises(LinkBrokenError, match="aborted"):
+        owner.wait_given_back(TIMEOUT_S)
     with pytest.raises(LinkBrokenError, match="closed"):
-        reader.borrow(1, TIMEOUT_S)
+        reader.probe(TIMEOUT_S)
     owner.close()
     unread = asyncio.create_task(owner.wait_unread())
     await asyncio.sleep(0.05)

@@ -17,18 +17,13 @@ from tests.unit.kv_transfer.fakes import make_layout, make_pool, tokens_of
 NUM_BLOCKS = 16
 
 
-class Lent:
-    """A link whose peer has lent blocks of its pool."""
+class Mapped:
+    """A link over which the peer's pool is mapped."""
 
-    def __init__(self, pool: torch.Tensor, block_ids: Sequence[int]) -> None:
+    def __init__(self, pool: torch.Tensor) -> None:
         self.shared_memory = self
         self.aborted = ""
         self._pages = pool.view(torch.uint8).view(-1).numpy()
-        self._block_ids = tuple(block_ids)
-
-    def borrow(self, num_blocks: int, _timeout_s: float) -> tuple[int, ...]:
-        assert num_blocks == len(self._block_ids)
-        return self._block_ids
 
     def slabs(self, bytes_per_block: int) -> np.ndarray:
         return self._pages.reshape(-1, bytes_per_block)
@@ -50,10 +45,15 @@ def receive(
     """Copy tokens [start, end); returns both pools."""
     ours, theirs = make_layout(d_block), make_layout(p_block)
     source, target = make_pool(theirs, NUM_BLOCKS, seed=3), make_pool(ours, NUM_BLOCKS)
-    link = Lent(source, source_ids[start // p_block : -(-end // p_block)])
-    order = RangeOrder(block_ids=target_ids, token_start=start, token_end=end, timeout_s=1.0)
+    order = RangeOrder(
+        block_ids=target_ids,
+        token_start=start,
+        token_end=end,
+        timeout_s=1.0,
+        lent=source_ids[start // p_block : -(-end // p_block)],
+    )
     ranges = MappedRanges(PoolBlocks(target, ours), theirs=theirs)
-    num_bytes = ranges.receive_range(link, order, alter=None, is_wanted=is_wanted)
+    num_bytes = ranges.receive_range(Mapped(source), order, alter=None, is_wanted=is_wanted)
     assert num_bytes == (end - start) * ours.bytes_per_token
     return source, target
 
@@ -96,11 +96,14 @@ def test_what_nobody_wants_any_more_is_not_copied() -> None:
     assert not bool(target.any())
 
 
-def test_blocks_the_peer_does_not_have_end_the_link() -> None:
+@pytest.mark.parametrize(
+    "lent", [[1, NUM_BLOCKS], [1], [1, 2, 3], []], ids=["unknown", "few", "many", "none"]
+)
+def test_blocks_that_cannot_hold_the_range_end_the_link(lent: Sequence[int]) -> None:
     layout = make_layout(4)
-    link = Lent(make_pool(layout, NUM_BLOCKS, seed=3), [NUM_BLOCKS])
+    link = Mapped(make_pool(layout, NUM_BLOCKS, seed=3))
     ranges = MappedRanges(PoolBlocks(make_pool(layout, NUM_BLOCKS), layout), theirs=layout)
-    order = RangeOrder(block_ids=[0], token_start=0, token_end=4, timeout_s=1.0)
+    order = RangeOrder(block_ids=[0, 1], token_start=0, token_end=8, timeout_s=1.0, lent=lent)
     with pytest.raises(LinkBrokenError, match="no sense"):
         ranges.receive_range(link, order, alter=None, is_wanted=True)
     assert link.aborted

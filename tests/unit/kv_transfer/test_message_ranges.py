@@ -158,3 +158,25 @@ def test_what_was_posted_is_waited_for_once_also_when_an_operation_fails(
         receive_in_place(link)
     assert "too late" in link.aborted
     assert sorted(number for number, _ in link.waited) == list(range(8))
+
+
+def test_a_range_that_was_prepared_is_not_cut_again_and_another_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = make_layout(4)
+    ranges = MessageRanges(PoolBlocks(make_pool(layout, NUM_BLOCKS), layout), theirs=layout)
+    orders = [
+        RangeOrder(block_ids=[first, 9], token_start=0, token_end=8, timeout_s=5.0)
+        for first in (3, 7)
+    ]
+    cuts: list[tuple[int, int]] = []
+    cut = ranges._cutter.cut
+    monkeypatch.setattr(
+        ranges._cutter, "cut", lambda *range_: (cuts.append(range_), cut(*range_))[1]
+    )
+    ranges.prepare(orders[0])
+    for order, num_cuts in zip(orders, (1, 2), strict=True):
+        link = SilentLink()
+        ranges.receive_range(link, order, alter=None, is_wanted=True)
+        assert len(cuts) == num_cuts
+        assert link.waited, "nothing was posted"

@@ -111,7 +111,9 @@ class World:
             token_end=end,
         )
         block_ids = self.blocks[transfer_id][start // BLOCK_SIZE : -(-end // BLOCK_SIZE)]
-        assert (await self.sender.fetch(order)).verdict is FetchVerdict.GRANTED
+        reply = await self.sender.fetch(order)
+        assert reply.verdict is FetchVerdict.GRANTED
+        assert reply.lent == tuple(block_ids), "the peer is sent where nothing waits for it"
         self.readings.append(Reading(block_ids, self.link.granted[-1]))
 
     def end(self, choice: int) -> None:
