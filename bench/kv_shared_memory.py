@@ -1,16 +1,18 @@
 """Shared memory links against a bare copy of the same bytes; a part of `bench.kv_transfer`.
 
 In turn the decode process copies bytes from the prefill process's mapped pages by hand, and our
-link moves a range of the same size into blocks. The clock of a range starts when its blocks are
-lent: in a hand-over they are by the time the fetch is answered. It ends when the bytes are in the
+link moves a range of the same size into blocks. The clock of a range starts with the answer to a
+fetch, which names the blocks that are lent. It ends when the bytes are in the
 blocks; giving back comes after whoever waited for them was told. Every copy reads other pages than
 the one before, as no KV is handed over twice.
 """
 
+import mmap
 import multiprocessing
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -28,6 +30,7 @@ from kv_transfer.shared_memory_channel import Pages, SharedPool
 
 _TIMEOUT_S = 30.0
 _POOL_BYTES = 256 << 20
+_BARE, _OURS, _DONE = b"bare", b"ours", b"done"
 _LENT = b"."
 
 
@@ -51,7 +54,7 @@ def measure(sizes: list[int], rounds: int) -> Iterator[tuple[int, str, list[tupl
                 times = [move.time_both(pipe, each) for each in range(rounds)]
                 yield case.num_bytes(num_bytes), case.name, times
     finally:
-        pipe.send(None)
+        pipe.send_bytes(_DONE)
         link.abort("done")
         link.close()
         child.join(10.0)
@@ -73,7 +76,9 @@ class _Move:
         self._link = link
         blocks = PoolBlocks(torch.ones(shape, dtype=torch.bfloat16), ours)
         self._mover = MappedRanges(blocks, theirs=theirs)
-        self._target = np.ones(num_tokens * ours.bytes_per_token, dtype=np.uint8)
+        # whole pages, as a pool has them: into numpy's own, 16 bytes off, memcpy may take thrice as
+        # long
+        self._target = np.frombuffer(mmap.mmap(-1, num_tokens * ours.bytes_per_token), np.uint8)
         self._theirs = theirs
         self._order = _order(_ids(shape[0], 0, shape[0], case.is_scattered), num_tokens)
         self._is_scattered = case.is_scattered
@@ -97,22 +102,24 @@ class _Move:
         offset = starts[0] * self._theirs.bytes_per_block
         pages = self._memory()[offset : offset + len(self._target)]
         # just woken by the other process, as a decode worker is when its range is granted
-        pipe.send([])
+        pipe.send_bytes(_BARE)
         pipe.recv_bytes()
         started = time.perf_counter()
         np.copyto(self._target, pages)
         bare_s = time.perf_counter() - started
-        pipe.send(_ids(size, starts[1], total, self._is_scattered))
+        order = replace(self._order, lent=_ids(size, starts[1], total, self._is_scattered))
+        pipe.send_bytes(_OURS)
+        self._mover.prepare(order)
         pipe.recv_bytes()
         started = time.perf_counter()
-        self._mover.receive_range(self._link, self._order, alter=None, is_wanted=True)
+        self._mover.receive_range(self._link, order, alter=None, is_wanted=True)
         ours_s = time.perf_counter() - started
         self._link.shared_memory.give_back(_TIMEOUT_S)
         return bare_s, ours_s
 
 
 def _lend_all(pipe: Connection, rendezvous: Connection, layout: KVLayout, num_blocks: int) -> None:
-    """The prefill process: lend what the other one names, until it names nothing."""
+    """The prefill process: answer, and wait for what was lent, until there is nothing to lend."""
     torch.set_num_threads(1)
     shape = (num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads)
     memory = SharedMemory(num_blocks * layout.bytes_per_block)
@@ -125,13 +132,10 @@ def _lend_all(pipe: Connection, rendezvous: Connection, layout: KVLayout, num_bl
         shared_pool=SharedPool(memory.descriptor, memory.num_bytes),
     )
     channel = link.shared_memory
-    while (block_ids := pipe.recv()) is not None:
-        if not block_ids:
-            pipe.send_bytes(_LENT)
-            continue
-        channel.lend(block_ids, _TIMEOUT_S)
+    while (asked := pipe.recv_bytes()) != _DONE:
         pipe.send_bytes(_LENT)
-        channel.wait_given_back(_TIMEOUT_S)
+        if asked == _OURS:
+            channel.wait_given_back(_TIMEOUT_S)
     link.abort("done")
     link.close()
 

