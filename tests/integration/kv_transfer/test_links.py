@@ -148,7 +148,7 @@ async def test_cancel_while_granted_keeps_the_link(
     def noticed(writes: PoolWrites, block_ids: list[int]) -> Iterator[bool]:
         with of(writes, block_ids) as may_write:
             has_begun.set()
-            if decode.backend == "shared_memory":
+            if decode.settings["backend"] == "shared_memory":
                 time.sleep(0.8)  # all that is under way there is the copy
             yield may_write
 
