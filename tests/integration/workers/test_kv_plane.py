@@ -55,7 +55,7 @@ async def test_all_but_the_last_chunk_arrive_while_a_long_prompt_is_computed(
 ) -> None:
     inject(
         monkeypatch,
-        {"point": "prefill_step", "action": "delay", "delay_s": 0.03, "count": 0},
+        {"point": "prefill_step", "action": "delay", "delay_s": 0.15, "count": 0},
     )
     with tracing.span("request"):
         await pair.client.run_pair(make_request(LONG_PROMPT, request_id="a"))
@@ -74,8 +74,7 @@ async def test_all_but_the_last_chunk_arrive_while_a_long_prompt_is_computed(
         for each in heard.named(attributes.SPAN_KV_RANGE)
         if each.parent.span_id == received.context.span_id
     ]
-    # Where the machine does other things two may travel together now and then.
-    assert len(ranges) > len(LONG_PROMPT) / CHUNK / 2, "the chunks travelled together"
+    assert len(ranges) >= len(LONG_PROMPT) / CHUNK - 1, "the chunks travelled together"
     late = [start for start, ended_ns in ranges if ended_ns > prefill.end_time]
     assert late, "the last chunk travels after it was computed"
     assert min(late) >= len(LONG_PROMPT) - CHUNK
