@@ -23,3 +23,8 @@ async def comes_true(is_true: Callable[[], object], within_s: float) -> bool:
             return True
         await asyncio.sleep(NAP_S)
     return bool(is_true())
+
+
+async def until(is_true: Callable[[], object], within_s: float = 20.0) -> None:
+    """Wait for it; an AssertionError when it does not come true in time."""
+    assert await comes_true(is_true, within_s), f"not within {within_s} s"

@@ -19,7 +19,7 @@ from telemetry.metrics import Metrics
 from telemetry.prometheus_sink import PrometheusSink
 from tests.fake_worker_base import FakeWorker
 from tests.fake_workers import TOKEN, FakeDecodeWorker, FakePrefillWorker, HandOvers
-from tests.patience import comes_true
+from tests.patience import until
 
 WorkerT = TypeVar("WorkerT", bound=FakeWorker)
 
@@ -73,7 +73,7 @@ class FakeCluster:
         return self.router
 
     async def until(self, is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
-        assert await comes_true(is_true, timeout_s), f"not within {timeout_s} s"
+        await until(is_true, timeout_s)
 
     def generate(
         self,

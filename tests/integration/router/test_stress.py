@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from telemetry.prometheus_sink import PrometheusSink
 from tests.cluster_processes import REPOSITORY, ClusterProcesses, WorkerProcess
 from tests.hostile import knock, listening
 from tests.long_form import long_form
-from tests.patience import comes_true
+from tests.patience import until
 from tests.relay import open_ingress
 from tests.served_cluster import is_taken
 from tests.tiny_model import make_tiny_model
@@ -130,10 +130,6 @@ async def routed(site: Site, **config: object) -> AsyncIterator[Router]:
     finally:
         await router.stop()
         await channels.close()
-
-
-async def until(is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    assert await comes_true(is_true, timeout_s), f"not within {timeout_s} s"
 
 
 def start(router: Router, number: int) -> Generation:

@@ -4,7 +4,7 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,7 +20,7 @@ from rpc.channel import ChannelPool
 from rpc.config import RpcConfig
 from rpc.token import read_token
 from tests.cluster_processes import SLOW, SLOW_STEPS, ClusterProcesses, WorkerProcess
-from tests.patience import comes_true
+from tests.patience import until
 from tests.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -63,10 +63,6 @@ async def routed(processes: ClusterProcesses, mode: str = "never") -> AsyncItera
 def all_blocks_are_back(router: Router) -> bool:
     loads = [report.load for report in router.loads()]
     return all(load.blocks.used == load.blocks.held == 0 for load in loads)
-
-
-async def until(is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    assert await comes_true(is_true, timeout_s), f"not within {timeout_s} s"
 
 
 def generate(
