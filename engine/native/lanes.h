@@ -95,14 +95,15 @@ inline double sum(Lanes<double>::type lanes) { return sum_halves<double, kLaneBy
 // Sums that are to come out alike wherever they are made: -ffast-math may not turn them round.
 template <typename vector_t>
 inline vector_t add_in_order(vector_t total, vector_t product) {
-#if __has_builtin(__builtin_assoc_barrier)
+#ifdef __x86_64__
+  // GCC has a builtin for it, but takes vectors of 64 bytes apart there, number by number.
+  total += product;
+  asm("" : "+v"(total));  // what went through here is not looked into
+  return total;
+#elif __has_builtin(__builtin_assoc_barrier)
   return __builtin_assoc_barrier(total + product);
 #else
-  total += product;
-#ifdef __x86_64__
-  asm("" : "+x"(total));  // GCC before 12: what went through here is not looked into
-#endif
-  return total;
+  return total + product;
 #endif
 }
 
