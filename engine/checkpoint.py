@@ -2,12 +2,11 @@
 
 Weights come through mmap. Where the model computes in the dtype they are stored in, its parameters
 are the file's own pages: all workers of a node share them, and loading costs no second copy. So are
-those of a bfloat16 checkpoint that computes in float32 through our compiled library (widening.py).
+those of a bfloat16 checkpoint that computes through our compiled library (widening.py).
 On a CPU that computes in a wider dtype without it they share a copy that was converted once
 (widened_weights.py); in all other cases each worker makes its own, tensor by tensor.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engine.attention import ATTENTION_NAME, register_attention
 from engine.config import EngineConfig
 from engine.load_progress import showing_progress
-from engine.native.library import load_library
+from engine.precision import Precision
 from engine.servable import refuse_unservable
 from engine.widened_weights import shared_copy
-from engine.widening import is_all_bfloat16, keep_narrow
-
-logger = logging.getLogger(__name__)
+from engine.widening import keep_narrow
 
 
 def load_config(config: EngineConfig) -> Any:
@@ -39,19 +36,18 @@ def load_config(config: EngineConfig) -> Any:
     return model_config
 
 
-def load_model(config: EngineConfig, model_config: Any, device: torch.device) -> Any:
+def load_model(config: EngineConfig, precision: Precision, device: torch.device) -> Any:
     """The model with its weights, ready to run on `device` through paged attention."""
     register_attention()
-    dtype = _choose_dtype(config.dtype, model_config.get_text_config(), device)
     # Experts are computed by a grouped kernel, which torch lacks in float64.
-    experts = {"experts_implementation": "eager"} if dtype is torch.float64 else {}
-    is_narrow = _stays_narrow(config, dtype, device)
+    experts = {"experts_implementation": "eager"} if precision.dtype is torch.float64 else {}
+    is_narrow = precision.is_narrow
     with showing_progress(config.model_id or config.model_path):
         model = _load(
             AutoModelForCausalLM,
             config,
-            path=config.model_path if is_narrow else _weights_path(config, dtype, device),
-            dtype=torch.bfloat16 if is_narrow else dtype,
+            path=config.model_path if is_narrow else _weights_path(config, precision.dtype, device),
+            dtype=torch.bfloat16 if is_narrow else precision.dtype,
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             **experts,
@@ -90,34 +86,3 @@ def _load(loader: Any, config: EngineConfig, *, path: str = "", **arguments: Any
             f"Got {config.model_path = } but expected a safetensors checkpoint of a model whose "
             f"attention can be replaced: {str(error).strip().splitlines()[0]}"
         ) from error
-
-
-def _choose_dtype(wanted: str, text_config: Any, device: torch.device) -> torch.dtype:
-    if wanted != "auto":
-        dtype = getattr(torch, wanted)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-    own = getattr(text_config, "dtype", None) or torch.float32
-    dtype = own if isinstance(own, torch.dtype) else getattr(torch, own)
-    assert isinstance(dtype, torch.dtype)
-    if device.type == "cpu" and dtype.itemsize == 2 and not _has_half_arithmetic():
-        # Without such instructions torch multiplies bfloat16 six times slower than float32.
-        logger.warning("this CPU has no %s arithmetic: computing in float32", dtype)
-        return torch.float32
-    return dtype
-
-
-def _stays_narrow(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the weights stay in bfloat16 while everything is computed in float32."""
-    return (
-        dtype is torch.float32
-        and device.type == "cpu"
-        and config.attention != "torch"
-        and is_all_bfloat16(Path(config.model_path))
-        and load_library()
-    )
-
-
-def _has_half_arithmetic() -> bool:
-    is_supported: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return is_supported is not None and bool(is_supported())

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +19,9 @@ from engine.paged.accelerator import accelerator_of
 from engine.paged.inputs import PagedInputs
 from engine.paged.proof import find_kernel
 from engine.pool_size import CPU_SHARE, CUDA_SHARE, choose_num_blocks, machine_memory_bytes
+from engine.precision import choose_precision
 from engine.servable import wanted_windows
+from engine.widening import round_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,8 @@ class ModelRunner:
         self.rope_variant = json.dumps(
             getattr(text_config, "rope_parameters", None), sort_keys=True, default=str
         )
-        self._model = load_model(config, model_config, self.device)
+        precision = choose_precision(config, text_config, self.device)
+        self._model = load_model(config, precision, self.device)
         self.eos_token_ids = eos_token_ids(self._model)
         traits = probe_model(
             self._model,
@@ -56,6 +60,9 @@ class ModelRunner:
         if is_compiled(config.attention, self.device):
             num_fused = fuse_modules(self._model, self.spec)
             logger.info("%d modules of %s are fused", num_fused, config.model_path)
+        if precision.rounds:
+            round_inputs(self._model)
+            self.spec = replace(self.spec, dtype="bfloat16")
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)
 
     def _choose_paged(

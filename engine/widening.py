@@ -3,6 +3,9 @@
 Every bfloat16 number is a float32 number, so nothing is rounded: the products are those of a model
 loaded in float32, while the weights remain the pages of their file, shared by all workers of a
 node, and a decode step reads half the bytes.
+
+Once it is told to round, the inputs of products are rounded to bfloat16 on CPUs that multiply such
+numbers faster; sums and all else stay float32.
 """
 
 from pathlib import Path
@@ -25,11 +28,12 @@ class WideningLinear(nn.Module):
         self.out_features = linear.out_features
         self.weight = linear.weight  # [out_features, in_features] bfloat16
         self.bias = linear.bias
+        self.rounds = False  # its inputs to bfloat16, where this CPU has products of that
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[.., in_features] -> [.., out_features], both float32."""
         result: torch.Tensor = torch.ops.relevo.widening_linear.default(
-            hidden, self.weight, self.bias
+            hidden, self.weight, self.bias, self.rounds
         )
         return result
 
@@ -76,6 +80,15 @@ def keep_narrow(model: Any) -> None:
                 widened = nn.Parameter(parameter.float(), requires_grad=False)
                 setattr(module, name, widened)
     _restore_buffers(model)
+
+
+def round_inputs(model: Any) -> None:
+    """From now on products round their inputs; to be said once modules were compared and fused."""
+    for module in model.modules():
+        if isinstance(module, WideningLinear):
+            module.rounds = True
+        elif hasattr(module, "round_inputs"):
+            module.round_inputs()
 
 
 def _is_plain_table(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.fused.projections import is_projection
+from engine.fused.projections import is_projection, rounds_inputs
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # the numbers of `engine/native/gated_linear.h`
 
@@ -30,6 +30,7 @@ class FusedGatedMLP(nn.Module):
             self.gate_proj.bias,
             self.up_proj.bias,
             self.activation,
+            rounds_inputs(self.gate_proj),
         )
         down: torch.Tensor = self.down_proj(gated)
         return down

@@ -42,6 +42,10 @@ class FusedLayer(nn.Module):
             residual_factor=getattr(module, "residual_multiplier", 1.0),
         )
 
+    def round_inputs(self) -> None:
+        """Of its products, from now on, to bfloat16 where this CPU has products of that."""
+        self._native.round_inputs()
+
     def forward(
         self,
         hidden_states: torch.Tensor,  # [1, num_tokens, hidden_size]

@@ -94,11 +94,12 @@ class TileUse {
 
 // sums[l][r] (+)= lefts[l] * right[r] for up to two of each: `num_tiles` left tiles go along a row,
 // their rows `stride` numbers apart; right tiles of one r follow each other, those of the next are
-// `right_stride` tiles further on. `sums` holds [lefts][rights].
+// `right_stride` tiles further on. `sums` holds [lefts][rights]. As many numbers as go by are fetched
+// into the cache, `ahead` numbers behind them; 0: none.
 template <int lefts, int rights, bool adds = false>
 inline void multiply_tiles(
     const c10::BFloat16* const (&left)[lefts], int64_t stride, const RightTile* right,
-    int64_t right_stride, int num_tiles, TileSums* sums) {
+    int64_t right_stride, int num_tiles, TileSums* sums, int64_t ahead = 0) {
   static_assert(lefts >= 1 && lefts <= 2 && rights >= 1 && rights <= 2);
   if constexpr (adds) {
     _tile_loadd(0, &sums[0], 64);
@@ -112,6 +113,11 @@ inline void multiply_tiles(
     if constexpr (lefts == 2 && rights == 2) _tile_zero(3);
   }
   for (int i = 0; i < num_tiles; ++i) {
+    // A row is too short for the core to see the next ones coming: it is told line by line.
+    if (ahead)
+      for (const c10::BFloat16* rows : left)
+        for (int line = 0; line < kTileSide; ++line)
+          __builtin_prefetch(rows + ahead + (i * kTileSide + line) * kTileInputs);
     _tile_loadd(4, left[0] + i * kTileInputs, stride * 2);
     _tile_loadd(6, right + i, 64);
     _tile_dpbf16ps(0, 4, 6);

@@ -66,6 +66,9 @@ class DecoderLayer : public torch::CustomClassHolder {
       norms_.push_back({norms.get(place), epsilons[place], offsets[place]});
   }
 
+  // From now on products are those of inputs in bfloat16, where this CPU has them.
+  void round_inputs() { rounds_ = true; }
+
   // hidden [1, tokens, width], cosine and sine [1, tokens, rotary_dim] -> [1, tokens, width]
   at::Tensor forward(
       const at::Tensor& hidden, const at::Tensor& cosine, const at::Tensor& sine,
@@ -89,7 +92,7 @@ class DecoderLayer : public torch::CustomClassHolder {
   std::tuple<at::Tensor, at::Tensor, at::Tensor> heads_of(const at::Tensor& hidden) const {
     const Biases biases({biases_[kQueries], biases_[kKeys], biases_[kValues]});
     auto products = recorded("relevo::linears", [&] {
-      return linears(hidden, {weights_[kQueries], weights_[kKeys], weights_[kValues]}, biases);
+      return linears(hidden, {weights_[kQueries], weights_[kKeys], weights_[kValues]}, biases, rounds_);
     });
     for (at::Tensor& each : products) each = each.view({hidden.size(1), -1, head_dim_});
     return {norms_[kQuery](products[0]), norms_[kKey](products[1]), products[2]};
@@ -98,13 +101,14 @@ class DecoderLayer : public torch::CustomClassHolder {
   at::Tensor gate(const at::Tensor& hidden) const {
     return recorded("relevo::gated_linear", [&] {
       return gated_linear(
-          hidden, weights_[kGate], weights_[kUp], biases_[kGate], biases_[kUp], activation_);
+          hidden, weights_[kGate], weights_[kUp], biases_[kGate], biases_[kUp], activation_,
+          rounds_);
     });
   }
 
   at::Tensor product(const at::Tensor& input, Product which) const {
     return recorded("relevo::widening_linear", [&] {
-      return project(input, weights_[which], biases_[which]);
+      return project(input, weights_[which], biases_[which], rounds_);
     });
   }
 
@@ -122,6 +126,7 @@ class DecoderLayer : public torch::CustomClassHolder {
   int64_t window_;
   double softcap_;
   std::optional<at::Tensor> sinks_;
+  bool rounds_ = false;
 };
 
 }  // namespace relevo

@@ -12,18 +12,19 @@
 namespace relevo {
 
 TORCH_LIBRARY_FRAGMENT(relevo, library) {
-  library.def("linears(Tensor input, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
-  library.def("widening_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
+  library.def("linears(Tensor input, Tensor[] weights, Tensor?[] biases, bool rounds=False) -> Tensor[]");
+  library.def("widening_linear(Tensor input, Tensor weight, Tensor? bias, bool rounds=False) -> Tensor");
   library.def(
       "gated_linear(Tensor input, Tensor gate, Tensor up, Tensor? gate_bias, Tensor? up_bias, "
-      "int activation) -> Tensor");
+      "int activation, bool rounds=False) -> Tensor");
   library.class_<DecoderLayer>("DecoderLayer")
       .def(torch::init<
            const DecoderLayer::Optionals&, const DecoderLayer::Factors&,
            const DecoderLayer::Factors&, DecoderLayer::Weights, const DecoderLayer::Optionals&,
            int64_t, int64_t, double, int64_t, double, int64_t, double,
            std::optional<at::Tensor>>())
-      .def("forward", &DecoderLayer::forward);
+      .def("forward", &DecoderLayer::forward)
+      .def("round_inputs", &DecoderLayer::round_inputs);
   library.def("rms_norm(Tensor input, Tensor weight, float epsilon, float offset) -> Tensor");
   library.def("rotary(Tensor(a!) query, Tensor(b!) key, Tensor cosine, Tensor sine) -> ()");
 }

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "narrow_product.h"
+#include "rounded_product.h"
 
 namespace relevo {
 
@@ -22,10 +23,18 @@ inline at::Tensor empty_output(const at::Tensor& input, const at::Tensor& weight
   return at::empty(sizes, input.options());
 }
 
-// `input` and `output` contiguous; the tensors must outlive the call.
+// The input in bfloat16, where its products are to be of that and this CPU has them.
+inline std::optional<RoundedRows> rounded_rows(const at::Tensor& input, bool rounds) {
+  const int64_t num_inputs = input.size(-1);
+  if (!rounds || !can_round(num_inputs)) return std::nullopt;
+  return std::optional<RoundedRows>(
+      std::in_place, input.const_data_ptr<float>(), input.numel() / num_inputs, num_inputs);
+}
+
+// `input` and `output` contiguous; tensors and rows must outlive the call.
 inline NarrowProduct narrow_call(
-    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-    at::Tensor& output) {
+    const at::Tensor& input, const std::optional<RoundedRows>& rounded, const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias, at::Tensor& output) {
   TORCH_CHECK(input.size(-1) == weight.size(1), "expected as many inputs as weights");
   TORCH_CHECK(!bias || (bias->is_contiguous() && bias->numel() == weight.size(0)),
       "expected a bias per output");
@@ -37,12 +46,15 @@ inline NarrowProduct narrow_call(
   call.num_inputs = weight.size(1);
   call.num_outputs = weight.size(0);
   call.num_tokens = input.numel() / call.num_inputs;
+  call.rounded = rounded ? &*rounded : nullptr;
   return call;
 }
 
 inline void run_panels(const NarrowProduct& call, int64_t begin, int64_t end) {
-  narrow_product(
-      call, begin * kPanelOutputs, std::min(end * kPanelOutputs, call.num_outputs));
+  if (call.rounded)
+    rounded_product(call, begin, end);
+  else
+    narrow_product(call, begin * kPanelOutputs, std::min(end * kPanelOutputs, call.num_outputs));
 }
 
 }  // namespace relevo

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "rounded_rows.h"
 #include "tile_product.h"
 #include "turned_weights.h"
 
@@ -26,6 +27,7 @@ struct NarrowProduct {
   const float* bias;
   float* output;
   int64_t num_tokens, num_inputs, num_outputs;
+  const RoundedRows* rounded = nullptr;  // the input in bfloat16, where its products are to be of that
 
   int64_t num_panels() const { return (num_outputs + kPanelOutputs - 1) / kPanelOutputs; }
 };

@@ -10,6 +10,7 @@ import torch
 from api.tokenizer import Tokenizer
 from engine.checkpoint import load_config, load_model
 from engine.config import EngineConfig
+from engine.precision import Precision
 from tests.tiny_model import make_tiny_model
 
 
@@ -63,6 +64,7 @@ def test_pickled_weights_alone_are_refused_with_the_reason(model: Path, touched:
 def test_pickles_beside_safetensors_are_not_read(model: Path, touched: Path) -> None:
     (model / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(touched)))
     (model / "tokenizer.pkl").write_bytes(pickle.dumps(Touch(touched)))
-    load_model(settings(model), load_config(settings(model)), torch.device("cpu"))
+    precision = Precision(torch.float32, is_narrow=False)
+    load_model(settings(model), precision, torch.device("cpu"))
     Tokenizer.load(str(model))
     assert not touched.exists()
