@@ -19,6 +19,11 @@ class NativeAttention:
     row_starts: torch.Tensor  # [num_rows + 1] int32: first token of each in the packed row
     context_lens: torch.Tensor  # [num_rows] int32: tokens to attend to, this step's included
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the library needs of a step, whichever layer it is."""
+        return self.kv_cache.tensor, self.block_table, self.row_starts, self.context_lens
+
     @classmethod
     def plan(cls, scheduled: Sequence[ScheduledRequest], kv_cache: KVCache) -> "NativeAttention":
         """What a step with these requests needs, in the order of the packed row."""

@@ -4,6 +4,7 @@
 2. Each of them gets that call again, and so does what it might be: only equal answers let it in.
    From the inside out: a layer is fused when all its modules are.
 3. The same forward again: unless its logits are those of before, all is taken back.
+4. Layers in a row become one call, if the logits are still those.
 
 So no list of families is kept. What does something else, by however little, stays as it is.
 """
@@ -20,6 +21,7 @@ from engine.fused.gated_mlp import gated_mlp_candidates
 from engine.fused.layer import layer_candidates, looks_like_layer
 from engine.fused.norm import norm_candidates
 from engine.fused.probe import POSITIONS, Call, small_step
+from engine.fused.stack import FusedStack, find_stacks
 from engine.kv_cache import KVCacheSpec
 from engine.layer_attention import LayerAttention
 
@@ -46,7 +48,16 @@ def fuse_modules(model: Any, spec: KVCacheSpec) -> int:
         for name, module in reversed(replaced.items()):
             model.set_submodule(name, module)
         return 0
+    _fuse_stacks(model, spec, before)
     return len(replaced)
+
+
+def _fuse_stacks(model: Any, spec: KVCacheSpec, before: torch.Tensor) -> None:
+    """Let layers in a row be one, where the model gives all of them the same angles."""
+    for name, layers in list(find_stacks(model)):
+        model.set_submodule(name, nn.ModuleList([FusedStack(layers)]))
+        if not _says_the_same(model, spec, before):
+            model.set_submodule(name, nn.ModuleList(layers))
 
 
 def _forward_noting(model: Any, spec: KVCacheSpec, calls: dict[str, Call]) -> torch.Tensor:

@@ -35,7 +35,7 @@ class FusedLayer(nn.Module):
         super().__init__()
         for name, child in module.named_children():
             self.add_module(name, child)
-        self._native = _native_layer(
+        self.native = _native_layer(
             attention=module.self_attn,
             mlp=module.mlp,
             norms=[getattr(module, name) if name else None for name in arrangement],
@@ -44,7 +44,7 @@ class FusedLayer(nn.Module):
 
     def round_inputs(self) -> None:
         """Of its products, from now on, to bfloat16 where this CPU has products of that."""
-        self._native.round_inputs()
+        self.native.round_inputs()
 
     def forward(
         self,
@@ -55,14 +55,8 @@ class FusedLayer(nn.Module):
         **_: Any,
     ) -> torch.Tensor:
         """[1, num_tokens, hidden_size] -> the same shape."""
-        step = attention_metadata
-        hidden: torch.Tensor = self._native.forward(
-            hidden_states,
-            *position_embeddings,
-            step.kv_cache.tensor,
-            step.block_table,
-            step.row_starts,
-            step.context_lens,
+        hidden: torch.Tensor = self.native.forward(
+            hidden_states, *position_embeddings, *attention_metadata.tensors
         )
         return hidden
 

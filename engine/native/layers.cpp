@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "decoder_layer.h"
+#include "decoder_stack.h"
 #include "gated_linear.h"
 #include "linear.h"
 #include "rms_norm.h"
@@ -25,6 +26,9 @@ TORCH_LIBRARY_FRAGMENT(relevo, library) {
            std::optional<at::Tensor>>())
       .def("forward", &DecoderLayer::forward)
       .def("round_inputs", &DecoderLayer::round_inputs);
+  library.class_<DecoderStack>("DecoderStack")
+      .def(torch::init<DecoderStack::Layers>())
+      .def("forward", &DecoderStack::forward);
   library.def("rms_norm(Tensor input, Tensor weight, float epsilon, float offset) -> Tensor");
   library.def("rotary(Tensor(a!) query, Tensor(b!) key, Tensor cosine, Tensor sine) -> ()");
 }

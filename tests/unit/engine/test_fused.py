@@ -15,6 +15,7 @@ from engine.fused.fuse import fuse_modules
 from engine.fused.gated_mlp import ACTIVATIONS, FusedGatedMLP
 from engine.fused.layer import FusedLayer
 from engine.fused.norm import FusedNorm, norm_candidates
+from engine.fused.stack import FusedStack
 from engine.kv_cache import KVCacheSpec
 from engine.model_probe import probe_model
 from engine.native.library import load_library
@@ -157,6 +158,22 @@ def test_a_whole_layer_is_the_same_to_rounding(family: str):
             model.set_submodule(name, norms[family.startswith("gemma")])
     fuse_modules(model, spec_of(model))
     assert kinds_of(model)["layer"] == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "num_stacks"),
+    [
+        ("llama", 1),
+        ("qwen3", 1),
+        ("granite", 1),
+        ("gemma3", 0),  # layers with a window have angles of their own
+        ("smollm3", 0),  # one layer is not whole
+    ],
+)
+def test_layers_in_a_row_are_one_call(family: str, num_stacks: int):
+    model = build(family)
+    fuse_modules(model, spec_of(model))
+    assert sum(isinstance(each, FusedStack) for each in model.modules()) == num_stacks
 
 
 class Louder(nn.Module):
