@@ -18,8 +18,6 @@
 namespace relevo {
 
 constexpr int kKeysPerTile = 64;
-constexpr int kRowsPerPiece = 96;  // queries times heads that share a KV head
-constexpr int kFewRows = 8;        // up to here keys are not worth a copy
 
 struct Piece {
   int row;  // of the batch
@@ -28,12 +26,12 @@ struct Piece {
 };
 
 // Everything about the call; tensors as raw memory.
-template <typename scalar_t>
+template <typename scalar_t, typename cache_t>
 struct Call {
   const scalar_t* query;  // [tokens, heads, head_dim], strides below
   int64_t query_token, query_head;
   scalar_t* output;  // [tokens, heads, value_dim], contiguous
-  scalar_t* cache;   // [blocks, layers, 2, block_size, kv_heads, cache_dim], at this layer's keys
+  cache_t* cache;    // [blocks, layers, 2, block_size, kv_heads, cache_dim], at this layer's keys
   int64_t block_stride, plane_stride, token_stride, head_stride;
   const int32_t* block_table;  // [rows, max_blocks]
   const int32_t* row_starts;   // [rows + 1]
@@ -42,23 +40,27 @@ struct Call {
   int max_blocks, block_size, num_heads, group, head_dim, value_dim, window;
   acc_type<scalar_t> scale, softcap;
 
-  scalar_t* slot(int row, int position, int plane, int kv_head) const {
+  cache_t* slot(int row, int position, int plane, int kv_head) const {
     const int64_t block = block_table[int64_t(row) * max_blocks + position / block_size];
     return cache + block * block_stride + plane * plane_stride +
         (position % block_size) * token_stride + kv_head * head_stride;
   }
 };
 
-// Memory of one thread, reused from piece to piece.
-template <typename acc_t>
-struct Workspace {
-  Numbers<acc_t> query, keys, values, scores, output, largest, total, line;
-};
-
-template <typename scalar_t, typename acc_t>
+template <typename scalar_t, typename cache_t>
 class PieceRun {
  public:
-  PieceRun(const Call<scalar_t>& call, Workspace<acc_t>& space, const Piece& piece)
+  using acc_t = acc_type<scalar_t>;
+
+  // Queries times heads that share a KV head; up to the few, keys are not worth a copy.
+  static constexpr int kRowsPerPiece = 96, kFewRows = 8;
+
+  // Memory of one thread, reused from piece to piece.
+  struct Space {
+    Numbers<acc_t> query, keys, values, scores, output, largest, total, line;
+  };
+
+  PieceRun(const Call<scalar_t, cache_t>& call, Space& space, const Piece& piece)
       : call_(call), space_(space), piece_(piece) {
     rows_per_head_ = piece.num_queries * call.group;
     rows_ = rows_per_head_ * piece.num_heads;
@@ -156,8 +158,8 @@ class PieceRun {
     if (next_count <= 0) return LinesAhead(nullptr, 0, 0, 0);
     return LinesAhead(
         call_.slot(piece_.row, next, next_plane, piece_.first_head), next_count,
-        piece_.num_heads * call_.head_stride * sizeof(scalar_t),
-        call_.token_stride * sizeof(scalar_t));
+        piece_.num_heads * call_.head_stride * sizeof(cache_t),
+        call_.token_stride * sizeof(cache_t));
   }
 
   void score_in_place(int begin, int end) {
@@ -191,14 +193,14 @@ class PieceRun {
     Numbers<acc_t>& line = space_.line;
     line.resize(query_width_);
     for_runs(begin, end, [&](int position, int count) {
-      const scalar_t* keys = call_.slot(piece_.row, position, 0, piece_.first_head);
-      const scalar_t* values = call_.slot(piece_.row, position, 1, piece_.first_head);
+      const cache_t* keys = call_.slot(piece_.row, position, 0, piece_.first_head);
+      const cache_t* values = call_.slot(piece_.row, position, 1, piece_.first_head);
       for (int j = 0; j < count; ++j) {
-        widen<scalar_t, acc_t>(keys + j * call_.token_stride, line.data(), call_.head_dim);
+        widen<cache_t, acc_t>(keys + j * call_.token_stride, line.data(), call_.head_dim);
         acc_t* column = &space_.keys[position - begin + j];
         for (int d = 0; d < call_.head_dim; ++d) column[size_t(d) * kKeysPerTile] = line[d];
         acc_t* value = &space_.values[size_t(position - begin + j) * value_width_];
-        widen<scalar_t, acc_t>(values + j * call_.token_stride, value, call_.value_dim);
+        widen<cache_t, acc_t>(values + j * call_.token_stride, value, call_.value_dim);
         for (int d = call_.value_dim; d < value_width_; ++d) value[d] = 0;
       }
     });
@@ -259,8 +261,8 @@ class PieceRun {
     }
   }
 
-  const Call<scalar_t>& call_;
-  Workspace<acc_t>& space_;
+  const Call<scalar_t, cache_t>& call_;
+  Space& space_;
   const Piece piece_;
   int rows_per_head_, rows_, query_width_, value_width_, first_position_;
 };

@@ -86,6 +86,7 @@ class TileUse {
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } shape;
+    asm volatile("" : : "m"(shape));  // the compiler believes that eight bytes of it are read
     _tile_loadconfig(&shape);
   }
   ~TileUse() { _tile_release(); }
@@ -101,6 +102,7 @@ inline void multiply_tiles(
     const c10::BFloat16* const (&left)[lefts], int64_t stride, const RightTile* right,
     int64_t right_stride, int num_tiles, TileSums* sums, int64_t ahead = 0) {
   static_assert(lefts >= 1 && lefts <= 2 && rights >= 1 && rights <= 2);
+  asm volatile("" : : : "memory");  // nor does it know that tiles are loaded from what was stored
   if constexpr (adds) {
     _tile_loadd(0, &sums[0], 64);
     if constexpr (rights == 2) _tile_loadd(1, &sums[1], 64);

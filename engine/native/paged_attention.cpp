@@ -12,14 +12,21 @@
 #include <vector>
 
 #include "attention_piece.h"
+#include "attention_tiles.h"
 #include "paged_attention.h"
 
 namespace relevo {
 namespace {
 
-template <typename scalar_t>
+// To the nearest number, the even one of two, that the cache can hold.
+template <typename scalar_t, typename cache_t>
+void narrow(const scalar_t* from, int64_t count, cache_t* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<cache_t>(from[i]);
+}
+
+template <typename scalar_t, typename cache_t>
 void write_rows(
-    const Call<scalar_t>& call, const at::Tensor& key, const at::Tensor& value, int num_rows,
+    const Call<scalar_t, cache_t>& call, const at::Tensor& key, const at::Tensor& value, int num_rows,
     int num_kv_heads, int cache_dim) {
   const int num_tokens = key.size(0);
   std::vector<int> row_of(num_tokens);
@@ -36,26 +43,27 @@ void write_rows(
         const at::Tensor& from = *both[plane];
         const scalar_t* source = from.const_data_ptr<scalar_t>() + token * from.stride(0);
         for (int head = 0; head < num_kv_heads; ++head) {
-          scalar_t* to = call.slot(row, position, plane, head);
-          std::copy_n(source + head * from.stride(1), from.size(2), to);
-          std::fill(to + from.size(2), to + cache_dim, scalar_t(0));
+          cache_t* to = call.slot(row, position, plane, head);
+          narrow(source + head * from.stride(1), from.size(2), to);
+          std::fill(to + from.size(2), to + cache_dim, cache_t(0));
         }
       }
     }
   });
 }
 
+template <typename run_t>
 std::vector<Piece> pieces_of(
     const int32_t* row_starts, int num_rows, int num_kv_heads, int group) {
   std::vector<Piece> pieces;
-  const int queries_at_once = std::max(1, kRowsPerPiece / group);
+  const int queries_at_once = std::max(1, run_t::kRowsPerPiece / group);
   // Heads of a single token stay together, unless that leaves threads without work.
   const int pieces_per_row = std::max(1, 2 * at::get_num_threads() / num_rows);
   const int heads_at_once = std::max(1, num_kv_heads / pieces_per_row);
   // Long rows lie last in the batch and their last pieces have most keys: those first.
   for (int row = num_rows - 1; row >= 0; --row) {
     const int num_queries = row_starts[row + 1] - row_starts[row];
-    const int num_heads = num_queries * group <= kFewRows ? heads_at_once : 1;
+    const int num_heads = num_queries * group <= run_t::kFewRows ? heads_at_once : 1;
     const int last = (num_queries - 1) / queries_at_once * queries_at_once;
     for (int first = last; first >= 0; first -= queries_at_once)
       for (int head = 0; head < num_kv_heads; head += num_heads)
@@ -66,17 +74,26 @@ std::vector<Piece> pieces_of(
   return pieces;
 }
 
-template <typename scalar_t>
-void run_pieces(const Call<scalar_t>& call, const std::vector<Piece>& pieces) {
-  using acc_t = acc_type<scalar_t>;
+template <typename run_t, typename call_t>
+void run_pieces(const call_t& call, int num_rows, int num_kv_heads) {
+  const std::vector<Piece> pieces =
+      pieces_of<run_t>(call.row_starts, num_rows, num_kv_heads, call.group);
   std::atomic<size_t> next{0};
   // Each thread takes the next piece when it is done with one: pieces differ in length.
   at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
-    Workspace<acc_t> space;
+    typename run_t::Space space;
     for (int64_t i = begin; i < end; ++i)
-      for (size_t n = next++; n < pieces.size(); n = next++)
-        PieceRun<scalar_t, acc_t>(call, space, pieces[n]).run();
+      for (size_t n = next++; n < pieces.size(); n = next++) run_t(call, space, pieces[n]).run();
   });
+}
+
+template <typename scalar_t, typename cache_t>
+void attend(const Call<scalar_t, cache_t>& call, int num_rows, int num_kv_heads) {
+#ifdef __AMX_BF16__
+  if constexpr (std::is_same_v<Call<scalar_t, cache_t>, TileRun::TileCall>)
+    if (TileRun::suits(call)) return run_pieces<TileRun>(call, num_rows, num_kv_heads);
+#endif
+  run_pieces<PieceRun<scalar_t, cache_t>>(call, num_rows, num_kv_heads);
 }
 
 }  // namespace
@@ -88,8 +105,12 @@ at::Tensor paged_attention(
     const std::optional<at::Tensor>& sinks) {
   TORCH_CHECK(query.stride(2) == 1 && key.stride(2) == 1 && value.stride(2) == 1,
       "expected heads whose numbers lie side by side");
-  TORCH_CHECK(query.scalar_type() == cache.scalar_type() && key.scalar_type() == cache.scalar_type()
-      && value.scalar_type() == cache.scalar_type(), "expected one dtype");
+  TORCH_CHECK(key.scalar_type() == query.scalar_type() && value.scalar_type() == query.scalar_type(),
+      "expected queries, keys and values of one dtype");
+  const bool is_narrowed = cache.scalar_type() != query.scalar_type();
+  TORCH_CHECK(
+      !is_narrowed || (query.scalar_type() == at::kFloat && cache.element_size() == 2),
+      "expected a cache of the queries' dtype, or of 16 bits for float32");
   TORCH_CHECK(block_table.is_contiguous() && cache.is_contiguous(), "expected contiguous memory");
   const int num_kv_heads = key.size(1);
   TORCH_CHECK(query.size(1) % num_kv_heads == 0, "expected KV heads that divide the heads");
@@ -98,33 +119,43 @@ at::Tensor paged_attention(
   const at::Tensor own_sinks =
       !sinks ? at::Tensor()
              : sinks->to(query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
+  const auto run = [&](auto scalar, auto cached) {
+    using scalar_t = decltype(scalar);
+    using cache_t = decltype(cached);
+    Call<scalar_t, cache_t> call;
+    call.query = query.const_data_ptr<scalar_t>();
+    call.query_token = query.stride(0);
+    call.query_head = query.stride(1);
+    call.output = output.mutable_data_ptr<scalar_t>();
+    call.cache = cache.mutable_data_ptr<cache_t>() + layer * cache.stride(1);
+    call.block_stride = cache.stride(0);
+    call.plane_stride = cache.stride(2);
+    call.token_stride = cache.stride(3);
+    call.head_stride = cache.stride(4);
+    call.block_table = block_table.const_data_ptr<int32_t>();
+    call.row_starts = row_starts.const_data_ptr<int32_t>();
+    call.context_lens = context_lens.const_data_ptr<int32_t>();
+    call.sinks = sinks ? own_sinks.const_data_ptr<acc_type<scalar_t>>() : nullptr;
+    call.max_blocks = block_table.size(1);
+    call.block_size = cache.size(3);
+    call.num_heads = query.size(1);
+    call.group = query.size(1) / num_kv_heads;
+    call.head_dim = query.size(2);
+    call.value_dim = value.size(2);
+    call.window = window;
+    call.scale = scale;
+    call.softcap = softcap;
+    write_rows(call, key, value, num_rows, num_kv_heads, cache.size(5));
+    attend(call, num_rows, num_kv_heads);
+  };
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kBFloat16, at::kHalf, query.scalar_type(), "paged_attention", [&] {
-        Call<scalar_t> call;
-        call.query = query.const_data_ptr<scalar_t>();
-        call.query_token = query.stride(0);
-        call.query_head = query.stride(1);
-        call.output = output.mutable_data_ptr<scalar_t>();
-        call.cache = cache.mutable_data_ptr<scalar_t>() + layer * cache.stride(1);
-        call.block_stride = cache.stride(0);
-        call.plane_stride = cache.stride(2);
-        call.token_stride = cache.stride(3);
-        call.head_stride = cache.stride(4);
-        call.block_table = block_table.const_data_ptr<int32_t>();
-        call.row_starts = row_starts.const_data_ptr<int32_t>();
-        call.context_lens = context_lens.const_data_ptr<int32_t>();
-        call.sinks = sinks ? own_sinks.const_data_ptr<acc_type<scalar_t>>() : nullptr;
-        call.max_blocks = block_table.size(1);
-        call.block_size = cache.size(3);
-        call.num_heads = query.size(1);
-        call.group = query.size(1) / num_kv_heads;
-        call.head_dim = query.size(2);
-        call.value_dim = value.size(2);
-        call.window = window;
-        call.scale = scale;
-        call.softcap = softcap;
-        write_rows(call, key, value, num_rows, num_kv_heads, cache.size(5));
-        run_pieces(call, pieces_of(call.row_starts, num_rows, num_kv_heads, call.group));
+        if (!is_narrowed)
+          run(scalar_t{}, scalar_t{});
+        else if (cache.scalar_type() == at::kBFloat16)
+          run(float{}, at::BFloat16{});
+        else
+          run(float{}, at::Half{});
       });
   return output;
 }

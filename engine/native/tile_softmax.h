@@ -1,0 +1,129 @@
+// Softmax of scores that come out of tiles: keys below each other, queries side by side, so that each
+// lane of a vector is one row of the piece. Scores are logarithms to base 2.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "bfloat16_tiles.h"
+
+#ifdef __AMX_BF16__
+namespace relevo {
+
+// 2^x with a relative error below 2e-7; 1 for 0, 0 for whatever is far below, NaN for NaN.
+inline __m512 power_of_two(__m512 x) {
+  const __m512 rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // 0 to 1
+  __m512 power = _mm512_set1_ps(0.00186713168f);
+  for (const float factor : {0.00901702698f, 0.0557999164f, 0.240164444f, 0.693151295f, 1.0f})
+    power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(factor));
+  return _mm512_scalef_ps(power, x);
+}
+
+// cap * tanh(score / cap), by 1 - 2 / (e^2x + 1).
+inline __m512 cap_softly(__m512 score, float cap) {
+  constexpr float kTwiceLog2E = 2.88539008f, kFlat = 40;  // tanh is 1 from there
+  __m512 twice = _mm512_mul_ps(score, _mm512_set1_ps(kTwiceLog2E / cap));
+  twice = _mm512_max_ps(_mm512_set1_ps(-kFlat), _mm512_min_ps(_mm512_set1_ps(kFlat), twice));
+  const __m512 one = _mm512_set1_ps(1);
+  const __m512 part = _mm512_div_ps(_mm512_set1_ps(2), _mm512_add_ps(power_of_two(twice), one));
+  return _mm512_mul_ps(_mm512_sub_ps(one, part), _mm512_set1_ps(cap));
+}
+
+// 16 rows: what each may see and how far its softmax has come.
+class RowsInLanes {
+ public:
+  // Without a sink nothing was seen yet. A hidden score is lower by far than what it starts with.
+  static constexpr float kHidden = -std::numeric_limits<float>::max(), kNothing = kHidden / 2;
+
+  // Row r stands at `positions[r]`, in ascending order, and sees `window` positions (0: all).
+  void start(const int (&positions)[kTileSide], int window) {
+    last_ = _mm512_loadu_si512(positions);
+    first_ = window > 0 ? _mm512_sub_epi32(last_, _mm512_set1_epi32(window - 1))
+                        : _mm512_setzero_si512();
+    end_ = positions[kTileSide - 1] + 1;
+    begin_ = window > 0 ? std::max(0, positions[0] - window + 1) : 0;
+    all_see_begin_ = window > 0 ? positions[kTileSide - 1] - window + 1 : 0;
+    all_see_end_ = positions[0] + 1;
+    largest_ = _mm512_set1_ps(kNothing);
+    total_ = _mm512_setzero_ps();
+  }
+
+  // A sink is one more key with this score and no value.
+  void start_from(const float (&sinks)[kTileSide]) {
+    largest_ = _mm512_loadu_ps(sinks);
+    total_ = _mm512_set1_ps(1);
+  }
+
+  int begin() const { return begin_; }  // what any row sees
+  int end() const { return end_; }
+  __m512 total() const { return total_; }
+
+  // Scores of the keys from position `begin` on -> their weights relative to the largest score so
+  // far, rounded, in right tiles. What was added up before is to be multiplied by the result.
+  template <int stride>
+  __m512 weigh(TileSums* scores, int begin, int num_steps, float softcap, RightTile* weights) {
+    const int end = begin + num_steps * kTileInputs;
+    if (softcap > 0)
+      for_keys<stride>(scores, num_steps, [&](int, __m512& score) { score = cap_softly(score, softcap); });
+    if (begin < all_see_begin_ || end > all_see_end_)
+      for_keys<stride>(scores, num_steps, [&](int key, __m512& score) { hide(begin + key, score); });
+    __m512 largest = largest_;
+    for_keys<stride>(scores, num_steps, [&](int, __m512& score) { largest = _mm512_max_ps(largest, score); });
+    const __m512 before = power_of_two(_mm512_sub_ps(largest_, largest));
+    largest_ = largest;
+    total_ = _mm512_fmadd_ps(total_, before, weigh_tiles<stride>(scores, num_steps, weights));
+    return before;
+  }
+
+ private:
+  // Tiles of 16 keys, `stride` tiles apart: function(key, its scores).
+  template <int stride, typename function_t>
+  static void for_keys(TileSums* scores, int num_steps, function_t&& function) {
+    for (int tile = 0; tile < num_steps * 2; ++tile)
+#pragma GCC unroll 16
+      for (int key = 0; key < kTileSide; ++key)
+        function(tile * kTileSide + key, scores[tile * stride].rows[key]);
+  }
+
+  void hide(int position, __m512& score) const {
+    const __m512i here = _mm512_set1_epi32(position);
+    const __mmask16 seen =
+        _mm512_cmple_epi32_mask(here, last_) & _mm512_cmpge_epi32_mask(here, first_);
+    score = _mm512_mask_blend_ps(seen, _mm512_set1_ps(kHidden), score);
+  }
+
+  // The sum of the weights, not rounded.
+  template <int stride>
+  __m512 weigh_tiles(const TileSums* scores, int num_steps, RightTile* weights) const {
+    __m512 even = _mm512_setzero_ps(), odd = even;
+    for (int tile = 0; tile < num_steps * 2; ++tile) {
+      const TileSums& from = scores[tile * stride];
+      __m512i* to = &weights[tile / 2].pairs[tile % 2 * (kTileSide / 2)];
+#pragma GCC unroll 8
+      for (int pair = 0; pair < kTileSide / 2; ++pair) {
+        const __m512 first = power_of_two(_mm512_sub_ps(from.rows[2 * pair], largest_));
+        const __m512 second = power_of_two(_mm512_sub_ps(from.rows[2 * pair + 1], largest_));
+        even = _mm512_add_ps(even, first);
+        odd = _mm512_add_ps(odd, second);
+        to[pair] = side_by_side(first, second);
+      }
+    }
+    return _mm512_add_ps(even, odd);
+  }
+
+  // Rounded, first and second number of each lane next to each other.
+  static __m512i side_by_side(__m512 first, __m512 second) {
+    alignas(64) static constexpr uint16_t kPlaces[32] = {
+        0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(
+        _mm512_load_si512(kPlaces), (__m512i)_mm512_cvtne2ps_pbh(second, first));
+  }
+
+  __m512 largest_, total_;
+  __m512i first_, last_;
+  int begin_, end_, all_see_begin_, all_see_end_;
+};
+
+}  // namespace relevo
+#endif
