@@ -19,14 +19,19 @@ inline __m512 power_of_two(__m512 x) {
   return _mm512_scalef_ps(power, x);
 }
 
-// cap * tanh(score / cap), by 1 - 2 / (e^2x + 1).
-inline __m512 cap_softly(__m512 score, float cap) {
+// Scores of tiles that are `stride` apart -> cap * tanh(score / cap), by 1 - 2 / (e^2x + 1). Compiled
+// once: -ffast-math divides differently from place to place.
+[[gnu::noinline]] inline void cap_softly(TileSums* scores, int num_tiles, int stride, float cap) {
   constexpr float kTwiceLog2E = 2.88539008f, kFlat = 40;  // tanh is 1 from there
-  __m512 twice = _mm512_mul_ps(score, _mm512_set1_ps(kTwiceLog2E / cap));
-  twice = _mm512_max_ps(_mm512_set1_ps(-kFlat), _mm512_min_ps(_mm512_set1_ps(kFlat), twice));
-  const __m512 one = _mm512_set1_ps(1);
-  const __m512 part = _mm512_div_ps(_mm512_set1_ps(2), _mm512_add_ps(power_of_two(twice), one));
-  return _mm512_mul_ps(_mm512_sub_ps(one, part), _mm512_set1_ps(cap));
+  const __m512 one = _mm512_set1_ps(1), flat = _mm512_set1_ps(kFlat);
+  for (int tile = 0; tile < num_tiles; ++tile)
+    for (__m512& score : scores[tile * stride].rows) {
+      const __m512 twice = _mm512_mul_ps(score, _mm512_set1_ps(kTwiceLog2E / cap));
+      const __m512 power = power_of_two(
+          _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), flat), _mm512_min_ps(flat, twice)));
+      const __m512 part = _mm512_div_ps(_mm512_set1_ps(2), _mm512_add_ps(power, one));
+      score = _mm512_mul_ps(_mm512_sub_ps(one, part), _mm512_set1_ps(cap));
+    }
 }
 
 // 16 rows: what each may see and how far its softmax has come.
@@ -63,12 +68,13 @@ class RowsInLanes {
   template <int stride>
   __m512 weigh(TileSums* scores, int begin, int num_steps, float softcap, RightTile* weights) {
     const int end = begin + num_steps * kTileInputs;
-    if (softcap > 0)
-      for_keys<stride>(scores, num_steps, [&](int, __m512& score) { score = cap_softly(score, softcap); });
+    if (softcap > 0) cap_softly(scores, 2 * num_steps, stride, softcap);
     if (begin < all_see_begin_ || end > all_see_end_)
-      for_keys<stride>(scores, num_steps, [&](int key, __m512& score) { hide(begin + key, score); });
+      for_keys<stride>(
+          scores, num_steps, [&](int key, __m512& score) { hide(begin + key, score); });
     __m512 largest = largest_;
-    for_keys<stride>(scores, num_steps, [&](int, __m512& score) { largest = _mm512_max_ps(largest, score); });
+    for_keys<stride>(
+        scores, num_steps, [&](int, __m512& score) { largest = _mm512_max_ps(largest, score); });
     const __m512 before = power_of_two(_mm512_sub_ps(largest_, largest));
     largest_ = largest;
     total_ = _mm512_fmadd_ps(total_, before, weigh_tiles<stride>(scores, num_steps, weights));

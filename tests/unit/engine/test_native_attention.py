@@ -11,9 +11,7 @@ from engine.kv_cache import KVCache, KVCacheSpec
 from engine.layer_attention import LayerAttention
 from engine.native.library import load_library
 from engine.native_attention import NativeAttention
-from engine.request import Request
-from engine.sampling.params import SamplingParams
-from engine.schedule import ScheduledRequest
+from tests.unit.engine.paged_rows import make_schedule
 
 TOLERANCES = {
     torch.float64: 1e-12,
@@ -44,23 +42,6 @@ def library() -> None:
     assert load_library(), "make setup builds it"
 
 
-def make_schedule(block_size: int) -> tuple[list[ScheduledRequest], int]:
-    """Requests whose blocks lie in a random order, and how many blocks they have."""
-    counts = [-(-context // block_size) for _, context in ROWS]
-    free = torch.randperm(sum(counts)).tolist()
-    scheduled = []
-    for n, ((num_tokens, context), count) in enumerate(zip(ROWS, counts, strict=True)):
-        request = Request(
-            request_id=str(n),
-            token_ids=[0] * context,
-            num_prompt_tokens=context,
-            sampling_params=SamplingParams(max_tokens=1),
-        )
-        request.block_ids, free = free[:count], free[count:]
-        scheduled.append(ScheduledRequest(request=request, start=context - num_tokens, end=context))
-    return scheduled, sum(counts)
-
-
 @pytest.mark.parametrize("block_size", [5, 32])
 @pytest.mark.parametrize("extras", EXTRAS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -70,7 +51,7 @@ def test_it_equals_attention_by_torch(
 ):
     torch.manual_seed(0)
     heads, kv_heads, head_dim, value_dim = shape
-    scheduled, num_blocks = make_schedule(block_size)
+    scheduled, num_blocks = make_schedule(ROWS, block_size)
     spec = KVCacheSpec(
         num_layers=NUM_LAYERS,
         num_kv_heads=kv_heads,
@@ -103,7 +84,7 @@ def test_a_number_that_is_not_finite_stays_in_its_own_row():
     spec = KVCacheSpec(
         num_layers=1, num_kv_heads=2, head_dim=8, block_size=5, dtype="float32", device="cpu"
     )
-    scheduled, num_blocks = make_schedule(block_size=5)
+    scheduled, num_blocks = make_schedule(ROWS, block_size=5)
     cache = KVCache(spec, num_blocks)
     num_tokens = sum(entry.num_tokens for entry in scheduled)
     torch.manual_seed(0)
