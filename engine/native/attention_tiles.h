@@ -15,7 +15,7 @@ class TileRun {
   using Number = c10::BFloat16;
   using TileCall = Call<float, Number>;
 
-  static constexpr int kRowsPerPiece = 192, kFewRows = kTileSide;
+  static constexpr int kRowsPerPiece = 96, kFewRows = kTileSide;
   static constexpr int kStretch = 64, kSteps = kStretch / kTileInputs;  // keys
 
   // Memory of one thread, reused from piece to piece, and its tiles.
