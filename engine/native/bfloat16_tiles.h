@@ -7,68 +7,18 @@
 
 #include <c10/util/BFloat16.h>
 
+#include "tile_shapes.h"
+
 #ifdef __AMX_BF16__
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstring>
+#endif
 
 namespace relevo {
 
-constexpr int kTileSide = 16;    // rows of a left tile, columns of a right one
-constexpr int kTileInputs = 32;  // columns of a left tile, rows of a right one
-
-// Right tiles hold two rows side by side: of each pair of inputs, each column's two numbers.
-struct alignas(64) RightTile {
-  __m512i pairs[kTileInputs / 2];
-};
-
-// Sums of one tile, row by row.
-struct alignas(64) TileSums {
-  __m512 rows[kTileSide];
-};
-
-// 16 rows of 16 numbers of 32 bits -> columns.
-template <typename vector_t>
-inline void transpose(vector_t (&rows)[16]) {
-  static_assert(sizeof(vector_t) == 64);
-  __m512i a[16], b[16];
-  std::memcpy(a, rows, sizeof(a));
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
-    b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-    b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
-    b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    a[i] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88);
-    a[i + 8] = _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd);
-    a[i + 4] = _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88);
-    a[i + 12] = _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd);
-  }
-  std::memcpy(rows, a, sizeof(a));
-}
-
-// 32 float32 numbers, rounded to bfloat16.
-inline __m512i rounded_row(const float* from) {
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
-}
+#ifdef __AMX_BF16__
 
 // Whether Linux lets this process use the tiles; asked once.
 inline bool may_use_tiles() {
@@ -77,10 +27,11 @@ inline bool may_use_tiles() {
   return may;
 }
 
-// A thread's tiles, as long as this lives.
+// A thread's tiles, as long as this lives; nothing where it may not use them.
 class TileUse {
  public:
   TileUse() {
+    if (!may_use_tiles()) return;
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -89,7 +40,9 @@ class TileUse {
     asm volatile("" : : "m"(shape));  // the compiler believes that eight bytes of it are read
     _tile_loadconfig(&shape);
   }
-  ~TileUse() { _tile_release(); }
+  ~TileUse() {
+    if (may_use_tiles()) _tile_release();
+  }
   TileUse(const TileUse&) = delete;
 };
 
@@ -139,5 +92,10 @@ inline void multiply_tiles(
   if constexpr (lefts == 2 && rights == 2) _tile_stored(3, &sums[3], 64);
 }
 
-}  // namespace relevo
+#else
+
+inline bool may_use_tiles() { return false; }
+struct TileUse {};
+
 #endif
+}  // namespace relevo

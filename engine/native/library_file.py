@@ -9,15 +9,23 @@ SOURCES = Path(__file__).parent
 NATIVE = "native"  # for this CPU alone
 _V3 = frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
-# What a library that travels (in an image) is built for, the best first: GCC's name of it and what
+_BFLOAT16 = _V4 | {"avx512_bf16"}
+# What a library that travels (in an image) is built for, the best first: GCC's names of it and what
 # Linux says of a CPU that can run it.
-LEVELS = {"x86-64-v4": _V4, "x86-64-v3": _V3}
+LEVELS = {
+    "x86-64-v4+avx512bf16+amx-tile+amx-bf16": _BFLOAT16 | {"amx_bf16", "amx_tile"},
+    "x86-64-v4+avx512bf16": _BFLOAT16,
+    "x86-64-v4": _V4,
+    "x86-64-v3": _V3,
+}
 
 
 def compile_flags(level: str = NATIVE) -> tuple[str, ...]:
     """The compiler's flags for this CPU, or for every CPU of a level."""
+    architecture, *extensions = level.split("+")
+    machine = (f"-march={architecture}", *(f"-m{each}" for each in extensions))
     # Never -ffast-math when linking: it would turn off denormal numbers for the whole process.
-    flags = ("-std=c++20", "-O3", f"-march={level}", "-ffast-math", "-fPIC", "-fvisibility=hidden")
+    flags = ("-std=c++20", "-O3", *machine, "-ffast-math", "-fPIC", "-fvisibility=hidden")
     return (*flags, "-fopenmp")  # torch's own threads: the library brings no OpenMP of its own
 
 

@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "activation.h"
+#include "dot_products.h"
 #include "narrow_product.h"
 #include "rounded_rows.h"
 
 namespace relevo {
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512BF16__
 
 // Weights of kTileSide outputs where they lie; zeros stand for what the matrix does not have.
 class TileWeights {
@@ -48,24 +49,43 @@ inline void for_groups(
       multiply(panel, first, std::min(first + step, num_groups));
 }
 
+// sums[first weights, second][groups] of [tokens, outputs]; the next weights lie `ahead` numbers
+// behind these.
+template <int groups>
+inline void multiply(
+    const c10::BFloat16* const (&weights)[2], const RoundedRows& inputs, int64_t group,
+    int64_t ahead, TileSums* sums) {
+  const int num_tiles = inputs.tiles_per_group();
+  const int64_t stride = num_tiles * kTileInputs;
+  const RightTile* tiles = inputs.group(group);
+#ifdef __AMX_BF16__
+  if (may_use_tiles()) {
+    multiply_tiles<2, groups>(weights, stride, tiles, num_tiles, num_tiles, sums, ahead);
+    for (int i = 0; i < 2 * groups; ++i) transpose(sums[i].rows);
+    return;
+  }
+#endif
+  for (int i = 0; i < 2; ++i)
+    for (int g = 0; g < groups; ++g)
+      multiply_group(
+          weights[i], stride, tiles + g * num_tiles, num_tiles, inputs.tokens_in(group + g),
+          g == 0 ? ahead : 0, sums[i * groups + g]);
+}
+
 // Twice kTileSide outputs of some groups of tokens: finish(group, sums of the first outputs, of the
-// second), both [tokens, outputs]. The next weights lie `ahead` numbers behind these.
+// second), both [tokens, outputs].
 template <typename finish_t>
 inline void multiply_groups(
     const RoundedRows& inputs, const TileWeights& first, const TileWeights& second, int64_t begin,
     int64_t end, int64_t ahead, finish_t&& finish) {
-  const int num_tiles = inputs.tiles_per_group();
-  const int64_t stride = num_tiles * kTileInputs;
   const c10::BFloat16* const weights[] = {first.rows(), second.rows()};
   TileSums sums[4];
   for (int64_t group = begin; group < end; group += 2, ahead = 0) {
     const int num_groups = std::min<int64_t>(2, end - group);
-    const RightTile* tiles = inputs.group(group);
     if (num_groups == 2)
-      multiply_tiles<2, 2>(weights, stride, tiles, num_tiles, num_tiles, sums, ahead);
+      multiply<2>(weights, inputs, group, ahead, sums);
     else
-      multiply_tiles<2, 1>(weights, stride, tiles, num_tiles, num_tiles, sums, ahead);
-    for (int i = 0; i < 2 * num_groups; ++i) transpose(sums[i].rows);
+      multiply<1>(weights, inputs, group, ahead, sums);
     for (int i = 0; i < num_groups; ++i) finish(group + i, sums[i], sums[num_groups + i]);
   }
 }

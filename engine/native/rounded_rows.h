@@ -11,14 +11,15 @@
 
 namespace relevo {
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512BF16__
 
 // Whether this CPU has the arithmetic, for rows of so many numbers.
 inline bool can_round(int64_t num_inputs) {
-  return num_inputs % kTileInputs == 0 && may_use_tiles();
+  return num_inputs % kTileInputs == 0;
 }
 
-// Right tiles, [groups of kTileSide tokens][num_inputs / kTileInputs]; a last group is filled up with zeros.
+// Tiles, [groups of kTileSide tokens][num_inputs / kTileInputs]; a last group is filled up with zeros.
+// They are right ones, or, where this process may use no tiles, rows of tokens.
 class RoundedRows {
  public:
   // input [num_tokens, num_inputs], contiguous
@@ -50,7 +51,7 @@ class RoundedRows {
       for (int64_t token = 0; token < count; ++token)
         tile.pairs[token] = rounded_row(rows + token * num_inputs + i * kTileInputs);
       std::fill(tile.pairs + count, tile.pairs + kTileSide, _mm512_setzero_si512());
-      transpose(tile.pairs);
+      if (may_use_tiles()) transpose(tile.pairs);
     }
   }
 

@@ -8,12 +8,19 @@ from engine.native import library, library_file
 
 V3 = "flags : fpu sse2 avx avx2 fma bmi1 bmi2 f16c movbe abm"
 V4 = V3 + " avx512f avx512bw avx512cd avx512dq avx512vl"
+VECTORS = V4 + " avx512_bf16"
+TILES = VECTORS + " amx_bf16 amx_tile"
+V4_LEVELS = ["x86-64-v4", "x86-64-v3"]
+VECTORS_LEVELS = ["x86-64-v4+avx512bf16", *V4_LEVELS]
 
 
 @pytest.mark.parametrize(
     ("cpu", "levels"),
     [
-        (V4, ["x86-64-v4", "x86-64-v3"]),
+        (TILES, ["x86-64-v4+avx512bf16+amx-tile+amx-bf16", *VECTORS_LEVELS]),
+        (TILES.replace(" avx512_bf16", ""), V4_LEVELS),
+        (VECTORS, VECTORS_LEVELS),
+        (V4, V4_LEVELS),
         (V3, ["x86-64-v3"]),
         (V4.replace("avx512vl", ""), ["x86-64-v3"]),
         (V4.replace(" fma", ""), []),
@@ -36,7 +43,14 @@ def test_a_library_that_travels_is_the_same_file_everywhere(
         ]
     assert paths[V3][1:] == paths[V4][1:]
     assert paths[V3][0] != paths[V4][0]
-    assert len(set(paths[V3] + paths[V4])) == 4
+    assert len(set(paths[V3] + paths[V4])) == 2 + len(library_file.LEVELS)
+
+
+def test_a_level_is_compiled_for_its_architecture_and_what_it_has_beside() -> None:
+    plain = library_file.compile_flags("x86-64-v4")
+    flags = library_file.compile_flags("x86-64-v4+avx512bf16+amx-tile+amx-bf16")
+    assert set(flags) - set(plain) == {"-mavx512bf16", "-mamx-tile", "-mamx-bf16"}
+    assert "-march=x86-64-v4" in flags
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.native.library import load_library
-from engine.native.library_file import cpu_flags
 from engine.widening import WideningLinear, is_all_bfloat16, keep_narrow
 from tests.tiny_families import FAMILIES
 from tests.unit.engine.conftest import make_request, random_prompt, run, tokens_by_request
@@ -54,54 +52,6 @@ def test_a_token_is_computed_alike_alone_and_among_others(shape: tuple[int, int]
         alone = torch.cat([layer(hidden[n : n + 1]) for n in range(40)])
         for count in (2, 6, 7, 16, 40, 300):
             assert torch.equal(layer(hidden[:count])[:40], alone[:count])
-
-
-# Outputs and tokens that do not fill a tile; the last shape is not one of tiles at all.
-@pytest.mark.parametrize("num_tokens", [1, 2, 16, 17, 33, 130])
-@pytest.mark.parametrize("shape", [(576, 192), (64, 7), (1024, 50), (32, 1), (50, 33)], ids=str)
-def test_rounded_inputs_are_multiplied_as_bfloat16(num_tokens: int, shape: tuple[int, int]):
-    torch.manual_seed(0)
-    layer = WideningLinear(nn.Linear(*shape, dtype=torch.bfloat16))
-    layer.bias = nn.Parameter(layer.bias.float())
-    layer.rounds = True
-    hidden = torch.randn(1, num_tokens, shape[0])
-    rounds = shape[0] % 32 == 0 and "amx_bf16" in cpu_flags().split()
-    with torch.inference_mode():
-        multiplied = (hidden.bfloat16() if rounds else hidden).double()
-        truth = nn.functional.linear(multiplied, layer.weight.double(), layer.bias.double())
-        assert torch.allclose(layer(hidden).double(), truth, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(576, 192), (1536, 37)], ids=str)
-def test_a_rounded_token_is_computed_alike_alone_and_among_others(shape: tuple[int, int]):
-    torch.manual_seed(0)
-    layer = WideningLinear(nn.Linear(*shape, bias=False, dtype=torch.bfloat16))
-    layer.rounds = True
-    hidden = torch.randn(1300, shape[0])  # more than stays in the cache at once
-    with torch.inference_mode():
-        whole = layer(hidden)
-        alone = torch.cat([layer(hidden[n : n + 1]) for n in range(40)])
-        assert torch.equal(whole[:40], alone)
-        for count in (2, 6, 16, 17, 40, 300):
-            assert torch.equal(layer(hidden[-count:]), whole[-count:])
-
-
-@pytest.mark.parametrize("activation", range(3))
-@pytest.mark.parametrize("num_tokens", [1, 5, 40])
-@pytest.mark.parametrize("width", [96, 41])
-def test_rounded_gates_are_those_of_rounded_products(activation: int, num_tokens: int, width: int):
-    torch.manual_seed(0)
-    hidden = torch.randn(1, num_tokens, 64)
-    gate, up = (torch.randn(width, 64).bfloat16() for _ in range(2))
-    biases = torch.randn(2, width).unbind()
-    products = torch.ops.relevo.linears(hidden, [gate, up], list(biases), rounds=True)
-    activate = (
-        nn.functional.silu,
-        partial(nn.functional.gelu, approximate="tanh"),
-        nn.functional.gelu,
-    )[activation]
-    gated = torch.ops.relevo.gated_linear(hidden, gate, up, *biases, activation, rounds=True)
-    assert torch.allclose(gated, activate(products[0]) * products[1], rtol=1e-4, atol=1e-5)
 
 
 # Gemma scales its embeddings by a constant that bfloat16 would round; the others hold experts,
