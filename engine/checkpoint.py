@@ -19,7 +19,7 @@ from engine.load_progress import showing_progress
 from engine.precision import Precision
 from engine.servable import refuse_unservable
 from engine.widened_weights import shared_copy
-from engine.widening import keep_narrow
+from engine.widening import is_mostly_linear, keep_narrow
 
 
 def load_config(config: EngineConfig) -> Any:
@@ -52,7 +52,8 @@ def load_model(config: EngineConfig, precision: Precision, device: torch.device)
             use_safetensors=True,
             **experts,
         )
-    if is_narrow:
+    # What is no plain product would become twice as large; in float32 it is that anyway.
+    if is_narrow and (precision.dtype is torch.float32 or is_mostly_linear(model)):
         keep_narrow(model)
     return model.to(device).eval().requires_grad_(False)
 

@@ -21,7 +21,7 @@ from engine.paged.proof import find_kernel
 from engine.pool_size import CPU_SHARE, CUDA_SHARE, choose_num_blocks, machine_memory_bytes
 from engine.precision import choose_precision
 from engine.servable import wanted_windows
-from engine.widening import round_inputs
+from engine.widening import is_narrow, round_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class ModelRunner:
         if is_compiled(config.attention, self.device):
             num_fused = fuse_modules(self._model, self.spec)
             logger.info("%d modules of %s are fused", num_fused, config.model_path)
-        if precision.rounds:
+        if precision.dtype is torch.bfloat16 and is_narrow(self._model):
             round_inputs(self._model)
             self.spec = replace(self.spec, dtype="bfloat16")
         logger.info("loaded %s on %s: %s", config.model_path, self.device, self.spec)

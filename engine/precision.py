@@ -23,12 +23,7 @@ class Precision:
     """
 
     dtype: torch.dtype  # of keys, values and products
-    is_narrow: bool  # weights stay the file's own pages of bfloat16
-
-    @property
-    def rounds(self) -> bool:
-        """Whether float32 numbers are rounded for products and for the KV cache."""
-        return self.is_narrow and self.dtype is torch.bfloat16
+    is_narrow: bool  # weights can stay the file's own pages of bfloat16
 
 
 def choose_precision(config: EngineConfig, text_config: Any, device: torch.device) -> Precision:
@@ -55,7 +50,7 @@ def _choose_dtype(wanted: str, text_config: Any, device: torch.device) -> torch.
 def _stays_narrow(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether bfloat16 weights stay as they are while the rest is float32."""
     return (
-        dtype is torch.float32
+        dtype in {torch.float32, torch.bfloat16}
         and device.type == "cpu"
         and config.attention != "torch"
         and is_all_bfloat16(Path(config.model_path))

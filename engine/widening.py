@@ -66,6 +66,18 @@ def is_all_bfloat16(directory: Path) -> bool:
     return bool(files) and all(_dtypes(file) <= {"BF16"} for file in files)
 
 
+def is_mostly_linear(model: Any) -> bool:
+    """Whether nearly all weights are those of plain products and tables: no experts, say."""
+    own = {id(each): each for each in model.parameters()}
+    plain = {
+        id(module.weight)
+        for module in model.modules()
+        if type(module) is nn.Linear or _is_plain_table(module)
+    }
+    num_plain: int = sum(each.numel() for key, each in own.items() if key in plain)
+    return bool(num_plain > 0.9 * sum(each.numel() for each in own.values()))
+
+
 def keep_narrow(model: Any) -> None:
     """Let a model that was loaded in bfloat16 compute in float32, in place."""
     for name, module in list(model.named_modules()):
@@ -80,6 +92,11 @@ def keep_narrow(model: Any) -> None:
                 widened = nn.Parameter(parameter.float(), requires_grad=False)
                 setattr(module, name, widened)
     _restore_buffers(model)
+
+
+def is_narrow(model: Any) -> bool:
+    """Whether it was made to compute in float32 with bfloat16 weights."""
+    return any(isinstance(module, WideningLinear) for module in model.modules())
 
 
 def round_inputs(model: Any) -> None:

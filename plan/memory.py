@@ -22,7 +22,7 @@ class MemoryPlan:
 
     dtype: str  # of keys, values and products
     weights_bytes: int
-    is_narrow: bool  # bfloat16 weights under float32 products
+    is_narrow: bool  # bfloat16 weights, and float32 between products
     kv_bytes_per_token: int
     block_size: int
     num_blocks: int
@@ -79,7 +79,7 @@ def plan_memory(
         max_num_seqs=engine.max_num_seqs,
         max_model_len=max_model_len,
         buffer_bytes=buffer_bytes,
-        step_bytes=_step_bytes(config, engine, ITEMSIZES[dtype])
+        step_bytes=_step_bytes(config, engine, 4 if is_narrow else ITEMSIZES[dtype])
         + gathers * slab_bytes * _most_slabs(engine, max_model_len),
         spare_bytes=device.num_bytes - _context_bytes(device) - weights_bytes - kv_bytes,
     )
@@ -96,8 +96,10 @@ def _choose_dtype(wanted: str, config: ModelConfig, device: Device) -> str:
 
 
 def _stays_narrow(dtype: str, config: ModelConfig, engine: EngineConfig, device: Device) -> bool:
+    family = config.family
+    is_mostly_linear = family.has_linear_layers and not family.has_experts
     return (
-        dtype == "float32"
+        (dtype == "float32" or (dtype == "bfloat16" and is_mostly_linear))
         and device.kind == "cpu"
         and device.has_compiled_attention
         and engine.attention != "torch"
@@ -108,12 +110,11 @@ def _stays_narrow(dtype: str, config: ModelConfig, engine: EngineConfig, device:
 def _weights_bytes(
     config: ModelConfig, parameters: Parameters, dtype: str, *, is_narrow: bool
 ) -> int:
-    itemsize = ITEMSIZES[dtype]
     if not is_narrow:
-        return parameters.total * itemsize
+        return parameters.total * ITEMSIZES[dtype]
     narrow = parameters.table + parameters.head
     narrow += parameters.matrices * config.family.has_linear_layers
-    return 2 * narrow + itemsize * (parameters.total - narrow)
+    return 2 * narrow + 4 * (parameters.total - narrow)
 
 
 def _kv_bytes_per_token(config: ModelConfig, itemsize: int) -> int:
