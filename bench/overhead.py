@@ -1,13 +1,15 @@
 """How much of the engine's speed reaches HTTP clients: greedy streams, served and in process.
 
     .venv/bin/python -m bench.overhead [--streams 16] [--rounds 3] [--tokens 128] [--prompt 16]
+        [--aggregated] [--threads 1] [--dtype float32]
 
-Starts `relevo serve` with one prefill and one decode worker (`router.local_prefill=never`), loads
-the same engine in this process with the same thread count, and
+Starts `relevo serve` with one prefill and one decode worker (`router.local_prefill=never`), or with
+one worker for both, loads the same engine in this process with the same thread count, and
 lets both generate the same number of tokens in turns (A B B A A B). Prints tokens per second while
 all streams run, and the ratio with its spread. The clients are threads of this process, on the same
 cores as everything else: with one thread an engine leaves them the second core. Prompts are short,
-so that all streams run for most of their tokens.
+so that all streams run for most of their tokens. At last it tells who ran on the cores while HTTP
+was asked, who waited for one, and how often threads went to sleep (Linux).
 """
 
 import argparse
@@ -23,8 +25,10 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 import torch
 
+from bench.core_time import CoreWatch
 from cluster.server_process import ServerProcess
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -36,12 +40,14 @@ READY_WITHIN_S = 180.0
 
 
 @contextmanager
-def served(model: Path, dtype: str, threads: int, port: int) -> Iterator[str]:
-    """Run `relevo serve` with one worker per pool and yield its base URL."""
+def served(
+    model: Path, dtype: str, threads: int, port: int, *, is_aggregated: bool = False
+) -> Iterator[str]:
+    """Run `relevo serve` with one worker per pool, or only one, and yield its base URL."""
     overrides = {
         "model.path": model,
         "model.dtype": dtype,
-        "router.local_prefill": "never",
+        **({"prefill.replicas": 0} if is_aggregated else {"router.local_prefill": "never"}),
         "engine.num_threads": threads,
         "ingress.http_port": port,
         "ingress.grpc_port": port + 1,
@@ -133,6 +139,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=16, help="tokens of each prompt")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--aggregated", action="store_true", help="one worker for both phases")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--port", type=int, default=18300)
     parser.add_argument("--model", type=Path, default=Path(".models/smollm2-135m-instruct"))
@@ -146,14 +153,22 @@ def main() -> None:
     engine.warm_up()
     generator = torch.Generator().manual_seed(7)
     ratios = []
-    with served(options.model, options.dtype, options.threads, options.port) as url:
+    serving = served(
+        options.model,
+        options.dtype,
+        options.threads,
+        options.port,
+        is_aggregated=options.aggregated,
+    )
+    with serving as url:
+        watch = CoreWatch(_processes(url))
         for round_number in range(options.rounds + 1):
             shape = (options.streams, options.prompt)
             prompts = torch.randint(100, 40_000, shape, generator=generator).tolist()
             num_tokens = options.tokens if round_number else WARM_UP_TOKENS  # both sides warm up
             ways = {
                 "engine": partial(all_in_process, engine, prompts, num_tokens),
-                "HTTP": partial(all_served, url, prompts, num_tokens),
+                "HTTP": partial(watch.call, all_served, url, prompts, num_tokens),
             }
             # Whoever goes first changes: the machine may grow faster or slower meanwhile.
             order = sorted(ways, reverse=round_number % 2 == 1)
@@ -167,6 +182,18 @@ def main() -> None:
         f"HTTP over engine, {options.streams} streams: median {statistics.median(ratios):.3f}, "
         f"spread {min(ratios):.3f} to {max(ratios):.3f}, {options.rounds} rounds"
     )
+    # The last round's.
+    for line in watch.lines(options.streams * options.tokens):
+        print(line)
+
+
+def _processes(url: str) -> dict[str, list[int]]:
+    """Who takes part in serving, by process id."""
+    status = httpx.get(f"{url}/v1/status", timeout=10).json()
+    workers = {each["id"]: [each["pid"]] for each in status["workers"]}
+    known = {pid for pids in workers.values() for pid in pids}
+    others = {each.pid for each in psutil.Process().children(recursive=True)} - known
+    return {**workers, "ingress and Ray": sorted(others)}
 
 
 if __name__ == "__main__":
