@@ -6,6 +6,7 @@ from typing import Any
 
 from kv_transfer import nccl_settings
 from rpc.start_imports import import_whole
+from workers import openmp
 from workers.config import WorkerConfig
 
 
@@ -21,6 +22,5 @@ class WorkerKind:
         """The subclass of `workers.worker.Worker`, in an environment set for `config`."""
         # NCCL and OpenMP read theirs when torch is imported, and the worker imports it.
         nccl_settings.apply(config.kv_transfer, os.environ)
-        if config.engine.num_threads is not None:
-            os.environ["OMP_NUM_THREADS"] = str(config.engine.num_threads)
+        openmp.apply(config.engine.num_threads, os.environ)
         return getattr(import_whole(self.module), self.class_name)

@@ -10,12 +10,12 @@ What a worker is made of, and who speaks to whom:
 service are those of `prefill_workers` and `decode_workers`.
 """
 
-import asyncio
 import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import grpc
@@ -45,6 +45,7 @@ from rpc.worker_service import WorkerService
 from rpc.worker_state import StateSources, WorkerState
 from telemetry import provider
 from telemetry.span_outbox import SpanOutbox
+from workers import openmp
 from workers.config import WorkerConfig
 
 STOP_GRACE_S = 0.5
@@ -99,7 +100,9 @@ class Worker(ABC):
         self._stack.callback(self._metrics.flush)
         self._token = read_token(config.token_file)
         is_kv_shared = self.OFFERS_KV and config.kv_transfer.may_share_memory
-        engine = await asyncio.to_thread(Engine, config.engine, is_kv_shared=is_kv_shared)
+        engine = await openmp.compute_once(
+            partial(Engine, config.engine, is_kv_shared=is_kv_shared)
+        )
         clock.lap("weights")
         self._build(engine)
         await self._start_engine()
