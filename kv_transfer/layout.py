@@ -46,10 +46,24 @@ class KVLayout:
                 raise ValueError(f"Got {name} = {getattr(self, name)} but expected at least 1")
 
     @property
+    def rows_per_block(self) -> int:
+        """K and V of each layer; in a block a row's tokens lie side by side."""
+        return self.num_layers * 2
+
+    @property
+    def bytes_per_row_token(self) -> int:
+        """Bytes of one token in a row."""
+        return self.num_kv_heads * self.head_dim * _BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of a row of one block."""
+        return self.block_size * self.bytes_per_row_token
+
+    @property
     def bytes_per_token(self) -> int:
         """KV bytes of one token over all layers."""
-        element = _BYTES_PER_ELEMENT[self.dtype]
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * element
+        return self.rows_per_block * self.bytes_per_row_token
 
     @property
     def bytes_per_block(self) -> int:

@@ -11,9 +11,9 @@ Of equal layouts whole blocks are copied as they lie, a last one too when half o
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from engine.native.row_copy import Rows, load_row_copy
 from kv_transfer.backend import LinkBrokenError
 from kv_transfer.layout import KVLayout, whole_blocks
 from kv_transfer.link import Link
@@ -21,18 +21,19 @@ from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import Alter, RangeOrder
 from kv_transfer.shared_memory_channel import SharedMemoryChannel
 
-# Bytes of a pool: [num_blocks, bytes of a block].
-Slabs = npt.NDArray[np.uint8]
+# Of what is longer than this the first bytes have left a core's own cache before the last are here:
+# then it costs their reader little that they are in none, and whoever waits for them gains a third.
+PAST_CACHES_BYTES = 8 << 20
 
 
 class Segment(NamedTuple):
     """What is copied out of one of the lent blocks."""
 
     lent_index: int
-    # of the peer's block; None for all of it
-    tokens: slice | None
-    # bytes of our pool, in the shape of the source
-    target: npt.NDArray[np.uint8]
+    # of each row of the peer's block
+    columns: slice
+    # of our pool, in the shape of the source
+    target: Rows
 
 
 class MappedRanges:
@@ -42,14 +43,11 @@ class MappedRanges:
     """
 
     def __init__(self, blocks: PoolBlocks, *, theirs: KVLayout) -> None:
-        self._rows: Slabs = blocks.rows
-        # [num_blocks, num_layers * 2, block_size, bytes of a token in one layer's K or V]
-        self._parts: npt.NDArray[np.uint8] = blocks.parts
-        self._their_parts = (2 * theirs.num_layers, theirs.block_size, -1)
+        # [num_blocks, num_layers * 2, block_size * bytes of a token in one layer's K or V]
+        self._rows = blocks.rows
         self._ours = blocks.layout
         self._theirs = theirs
         self._bytes_per_token = blocks.layout.bytes_per_token
-        self._bytes_per_block = theirs.bytes_per_block
 
     def prepare(self, order: RangeOrder) -> None:
         """Find out what goes where, but for the peer's blocks; on any thread."""
@@ -89,22 +87,29 @@ class MappedRanges:
 
     def _copy_all(self, order: RangeOrder, channel: SharedMemoryChannel) -> None:
         # Here alone is a view of the mapping, so that no error on its way up keeps it.
-        source = channel.slabs(self._bytes_per_block)
+        source = channel.rows(self._theirs)
         lent = order.lent
         num_blocks = self._theirs.blocks_of(order.token_start, order.token_end)
         if len(lent) != num_blocks or max(lent) >= len(source):
             del source
             raise LinkBrokenError("the peer lends blocks that make no sense")
-        for segment in order.plan or self._cut(order):
-            block = source[lent[segment.lent_index]]
-            if segment.tokens is not None:
-                block = block.reshape(self._their_parts)[:, segment.tokens]
+        num_bytes = (order.token_end - order.token_start) * self._bytes_per_token
+        pairs = [
+            (segment.target, source[lent[segment.lent_index], :, segment.columns])
+            for segment in order.plan or self._cut(order)
+        ]
+        copy_rows = load_row_copy() if num_bytes >= PAST_CACHES_BYTES else None
+        if copy_rows is not None:
+            copy_rows(pairs)
+            return
+        for target, block in pairs:
             # numpy copies runs of bytes faster than torch, and like it without the interpreter
-            np.copyto(segment.target, block)
+            np.copyto(target, block)
 
     def _cut(self, order: RangeOrder) -> list[Segment]:
         """Segments that end where a block of either side ends."""
         theirs, ours = self._theirs.block_size, self._ours.block_size
+        size = self._ours.bytes_per_row_token
         first, end = whole_blocks(order.token_start, order.token_end, ours)
         whole = range(first, end) if ours == theirs else ()
         segments: list[Segment] = []
@@ -113,20 +118,20 @@ class MappedRanges:
             index, source_at = position // theirs - lent_from, position % theirs
             target_index, target_at = divmod(position, ours)
             block_id = order.block_ids[target_index]
-            if target_index in whole:
-                segments.append(Segment(index, None, self._rows[block_id]))
-                position += ours
-                continue
-            count = min(theirs - source_at, ours - target_at, order.token_end - position)
-            target = self._parts[block_id, :, target_at : target_at + count]
-            segments.append(Segment(index, slice(source_at, source_at + count), target))
+            count = min(theirs - source_at, ours - target_at)
+            if target_index not in whole:
+                count = min(count, order.token_end - position)
+            target = self._rows[block_id, :, target_at * size : (target_at + count) * size]
+            columns = slice(source_at * size, (source_at + count) * size)
+            segments.append(Segment(index, columns, target))
             position += count
         return segments
 
     def _spoil(self, order: RangeOrder, alter: Alter) -> None:
         """Spoil the first token that arrived."""
         block, offset = divmod(order.token_start, self._ours.block_size)
-        token = self._parts[order.block_ids[block], :, offset]
+        size = self._ours.bytes_per_row_token
+        token = self._rows[order.block_ids[block], :, offset * size : (offset + 1) * size]
         spoilt = torch.from_numpy(token.copy())
         alter(spoilt.view(-1))
         np.copyto(token, spoilt.numpy())

@@ -24,10 +24,8 @@ class PoolBlocks:
         self._bytes = slabs.view(-1)
         # made ahead: cutting one out costs a link more than posting it
         self._slabs = slabs.unbind()
-        # [num_blocks, bytes of a block], and [num_blocks, num_layers * 2, block_size, bytes of a
-        # token in one layer's K or V]
-        self.rows = _by_numpy(slabs)
-        self.parts = self.rows.reshape(len(pool), 2 * layout.num_layers, layout.block_size, -1)
+        # [num_blocks, num_layers * 2, block_size * bytes of a token in one layer's K or V]
+        self.rows = _by_numpy(slabs.view(len(pool), layout.rows_per_block, layout.bytes_per_row))
 
     def in_place(
         self, block_ids: Sequence[int], token_start: int, token_end: int, *, as_slabs: bool
@@ -57,8 +55,8 @@ class PoolBlocks:
         as_slabs: bool,
     ) -> None:
         """Copy tokens [start, end) into a message."""
-        for staged, part in self._pairs(block_ids, start, end, message, as_slabs=as_slabs):
-            _copy(staged, part)
+        for staged, rows in self._pairs(block_ids, start, end, message, as_slabs=as_slabs):
+            _copy(staged, rows)
 
     def scatter(
         self,
@@ -70,8 +68,8 @@ class PoolBlocks:
         as_slabs: bool,
     ) -> None:
         """Copy a message into the blocks of tokens [start, end)."""
-        for staged, part in self._pairs(block_ids, start, end, message, as_slabs=as_slabs):
-            _copy(part, staged)
+        for staged, rows in self._pairs(block_ids, start, end, message, as_slabs=as_slabs):
+            _copy(rows, staged)
 
     def _pairs(
         self,
@@ -88,21 +86,21 @@ class PoolBlocks:
         block     |-----------1---------|-----------2------|       8 to 32 of block 1,
                           [-------------)[----)                    0 to 6 of block 2
         """
-        size = self._block_size
+        size, width = self._block_size, self.layout.bytes_per_row_token
         first, last = block_range(start, end, size)
         staged = _by_numpy(message) if self.device.type == "cpu" else message
         if as_slabs:
-            slabs = staged.reshape(last - first, -1)
+            slabs = staged.reshape(last - first, *self.rows.shape[1:])
             for index in range(first, last):
                 yield slabs[index - first], self.rows[block_ids[index]]
             return
-        # [num_layers * 2, tokens, bytes of a token in one layer's K or V]
-        tokens = staged.reshape(self.parts.shape[1], end - start, -1)
+        # [num_layers * 2, tokens * bytes of a token in one layer's K or V]
+        tokens = staged.reshape(self.rows.shape[1], -1)
         for index in range(first, last):
             at, stop = max(start, index * size), min(end, (index + 1) * size)
-            offset = at - index * size
-            part = self.parts[block_ids[index], :, offset : offset + stop - at]
-            yield tokens[:, at - start : stop - start], part
+            from_token, to_token = at - index * size, stop - index * size
+            rows = self.rows[block_ids[index], :, from_token * width : to_token * width]
+            yield tokens[:, (at - start) * width : (stop - start) * width], rows
 
 
 def _by_numpy(tensor: torch.Tensor) -> Any:

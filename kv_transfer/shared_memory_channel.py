@@ -33,10 +33,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.backend import LinkBrokenError, LinkTimeoutError
+from kv_transfer.layout import KVLayout
 from kv_transfer.secret_socket import SECRET_BYTES, accept_peer, address_of, listen, user_of
 from kv_transfer.store import RendezvousStore
 
-# Bytes as they lie: [num_bytes].
+# Bytes as they lie.
 Pages = npt.NDArray[np.uint8]
 
 _STORE_KEY = "shared_memory"
@@ -66,9 +67,9 @@ class SharedMemoryChannel:
     """
 
     def __init__(self, connection: socket.socket, memory: Pages | None) -> None:
-        # the peer's pool; None on the prefill side
+        # the peer's pool [num_bytes]; None on the prefill side
         self.memory = memory
-        self._slabs: Pages | None = None
+        self._rows: Pages | None = None
         self._connection = connection
         self._is_reader = memory is not None
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -146,14 +147,14 @@ class SharedMemoryChannel:
         self.give_back(timeout_s)
         return len(pages) / max(elapsed_s, 1e-9)
 
-    def slabs(self, bytes_per_block: int) -> Pages:
-        """Decode side: the peer's pool as [num_blocks, bytes_per_block]; nobody shall keep it."""
-        if self._slabs is None:
+    def rows(self, theirs: KVLayout) -> Pages:
+        """Decode side: the peer's pool [num_blocks, rows, bytes]; nobody shall keep it."""
+        if self._rows is None:
             assert self.memory is not None, "only the decode side reads"
-            num_blocks = len(self.memory) // bytes_per_block
-            whole = self.memory[: num_blocks * bytes_per_block]
-            self._slabs = whole.reshape(num_blocks, bytes_per_block)
-        return self._slabs
+            num_blocks = len(self.memory) // theirs.bytes_per_block
+            whole = self.memory[: num_blocks * theirs.bytes_per_block]
+            self._rows = whole.reshape(num_blocks, theirs.rows_per_block, theirs.bytes_per_row)
+        return self._rows
 
     def wait_given_back(self, timeout_s: float) -> None:
         """Prefill side: block until the peer has read the next range of those it was lent."""
@@ -185,7 +186,7 @@ class SharedMemoryChannel:
                 return
             self._is_closed = True
             os.close(self._wakeup)
-        self.memory = self._slabs = None
+        self.memory = self._rows = None
         if self._is_reader:
             self._connection.close()
 

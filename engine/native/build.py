@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
-from engine.native import hash_chain
+from engine.native import hash_chain, row_copy
 from engine.native.library_file import (
     LEVELS,
     NATIVE,
@@ -29,21 +29,27 @@ from engine.native.library_file import (
     library_path,
     usable_levels,
 )
+from engine.native.plain_library import PlainLibrary
 
 logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("-ltorch_cpu", "-lc10")
+# what each does, and what is done without it
+_PLAIN = (
+    (hash_chain.LIBRARY, "compiled hashes of blocks", "they are made one by one"),
+    (row_copy.LIBRARY, "compiled copies of rows", "numpy copies them"),
+)
 
 
-def build_hash_chain() -> Path:
-    """The file of `hash_chain.cc`, built unless it is there; raises as `build_library`."""
-    path = hash_chain.chain_path()
+def build_plain(library: PlainLibrary) -> Path:
+    """The library's file, built unless it is there; raises as `build_library`."""
+    path = library.path()
     if path.exists():
         return path
     compiler = _find_compiler()
     with _linked(path) as linked:
-        flags = [*hash_chain.COMPILE_FLAGS, *_python_flags()]
-        _run([compiler, *flags, "-shared", str(hash_chain.SOURCE), "-o", str(linked)])
+        flags = [*library.compile_flags, *(_python_flags() if library.python_abi else ())]
+        _run([compiler, *flags, "-shared", str(library.source), "-o", str(linked)])
     return path
 
 
@@ -104,7 +110,8 @@ def main(levels: Sequence[str]) -> int:
     if unknown := set(levels) - set(LEVELS):
         logger.error("got the levels %s but expected some of %s", unknown, list(LEVELS))
         return 2
-    _try(build_hash_chain, "compiled hashes of blocks", "they are made one by one")
+    for library, what, otherwise in _PLAIN:
+        _try(partial(build_plain, library), what, otherwise)
     are_built = [
         _try(partial(build_library, level), "compiled attention", "torch's own serves")
         for level in levels or [NATIVE]

@@ -1,37 +1,29 @@
-"""A prompt's chain of digests in one call: where the compiled functions lie, and loading them.
+"""A prompt's chain of digests in one call.
 
 It needs neither torch nor a server, so that routers have it too. Without it, and on CPUs that have
 no instructions for SHA-256, `engine/block_hash.py` makes the same digests one by one.
 """
 
 import ctypes
-import hashlib
 import sysconfig
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
-from engine.native.library_file import cpu_flags
+from engine.native.plain_library import PlainLibrary
 
-SOURCE = Path(__file__).with_suffix(".cc")  # not .cpp: no part of the library that needs torch
-# Any CPU with these instructions runs it, wherever it was built.
-COMPILE_FLAGS = ("-std=c++20", "-O3", "-msha", "-msse4.1", "-fPIC", "-fvisibility=hidden")
-# What an int looks like inside depends on it.
-PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))
-CPU_FLAGS = frozenset(("sha_ni", "ssse3", "sse4_1"))  # as Linux says it
+LIBRARY = PlainLibrary(
+    name="hash_chain",
+    instructions=("-msha", "-msse4.1"),
+    cpu_flags=frozenset(("sha_ni", "ssse3", "sse4_1")),
+    # what an int looks like inside depends on it
+    python_abi=str(sysconfig.get_config_var("SOABI")),
+)
 DIGEST_BYTES = 32
 PADDING_BYTES = 72  # at most, behind a block
 
 # (parent, bytes of whole blocks, bytes of one) -> their digests, one behind the other
 HashChain = Callable[[bytes, bytes, int], bytes]
 TokenPacker = Callable[[list[int]], bytes]
-
-
-def chain_path() -> Path:
-    """The file for this source."""
-    key = hashlib.sha256(SOURCE.read_bytes())
-    key.update(" ".join((*COMPILE_FLAGS, PYTHON_ABI)).encode())
-    return SOURCE.parent / "built" / f"hash-chain-{key.hexdigest()[:16]}.so"
 
 
 @cache
@@ -68,8 +60,6 @@ def load_token_packer() -> TokenPacker | None:
 
 
 def _load_library() -> ctypes.PyDLL | None:
-    path = chain_path()
-    if not path.exists() or not set(cpu_flags().split()) >= CPU_FLAGS:
-        return None
+    path = LIBRARY.find()
     # It takes some 40 us: giving the interpreter away meanwhile could cost more to get it back.
-    return ctypes.PyDLL(str(path))
+    return ctypes.PyDLL(str(path)) if path else None

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from engine import block_hash
 from engine.block_hash import BlockHash, hash_blocks, joined_hashes, pack_tokens
-from engine.native.hash_chain import CPU_FLAGS, load_hash_chain, load_token_packer
+from engine.native.hash_chain import LIBRARY, load_hash_chain, load_token_packer
 from engine.native.library_file import cpu_flags
+from engine.native.plain_library import PlainLibrary
 
-HAS_SHA = set(cpu_flags().split()) >= CPU_FLAGS
+HAS_SHA = set(cpu_flags().split()) >= LIBRARY.cpu_flags
 HAS_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()
 PARENT = hashlib.sha256(b"parent").digest()
 
@@ -71,12 +72,12 @@ def test_without_the_library_the_digests_are_the_same(monkeypatch: pytest.Monkey
 
 
 def test_a_cpu_without_the_instructions_runs_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.native.hash_chain.cpu_flags", lambda: "fpu ssse3 sse4_1 avx2")
+    monkeypatch.setattr("engine.native.plain_library.cpu_flags", lambda: "fpu ssse3 sse4_1 avx2")
     assert load_hash_chain.__wrapped__() is None
 
 
 def test_no_library_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("engine.native.hash_chain.chain_path", lambda: tmp_path / "none.so")
+    monkeypatch.setattr(PlainLibrary, "path", lambda library: tmp_path / "none.so")
     assert load_hash_chain.__wrapped__() is None
     assert load_token_packer.__wrapped__() is None
 

@@ -6,15 +6,21 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 
 from kv_transfer.backend import LinkBrokenError
+from kv_transfer.layout import KVLayout
 from kv_transfer.mapped_ranges import MappedRanges
 from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_mover import RangeOrder
 from tests.unit.kv_transfer.fakes import make_layout, make_pool, tokens_of
 
 NUM_BLOCKS = 16
+
+
+@pytest.fixture(params=[0, 1 << 40], ids=["past the caches", "by numpy"], autouse=True)
+def past_caches_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_transfer.mapped_ranges.PAST_CACHES_BYTES", request.param)
 
 
 class Mapped:
@@ -25,8 +31,8 @@ class Mapped:
         self.aborted = ""
         self._pages = pool.view(torch.uint8).view(-1).numpy()
 
-    def slabs(self, bytes_per_block: int) -> np.ndarray:
-        return self._pages.reshape(-1, bytes_per_block)
+    def rows(self, theirs: KVLayout) -> np.ndarray:
+        return self._pages.reshape(-1, theirs.rows_per_block, theirs.bytes_per_row)
 
     def abort(self, reason: str) -> None:
         self.aborted = reason
@@ -58,6 +64,7 @@ def receive(
     return source, target
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # one value for all
 @given(
     p_block=st.sampled_from([2, 3, 4]),
     d_block=st.sampled_from([2, 3, 4]),
