@@ -93,5 +93,4 @@ class DecodeWorker(Worker):
         counters = self._receiver.counters
         self._metrics.raise_to(metrics.KV_TRANSFER_BYTES, counters.num_bytes)
         self._metrics.raise_to(metrics.KV_DIGEST_MISMATCHES, counters.digest_mismatches)
-        self._metrics.raise_to(metrics.KV_FENCED_MESSAGES, counters.fenced_messages)
         self._metrics.raise_each_to(metrics.KV_TRANSFER_FAILURES, "reason", counters.failures)

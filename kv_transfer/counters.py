@@ -1,16 +1,25 @@
-"""Counts that one end of the KV plane keeps for the worker's metrics."""
+"""Counts that the two ends of the KV plane keep for their workers' metrics.
+
+Cumulative since the process started; read by the worker, never reset.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class TransferCounters:
-    """Cumulative counts since the process started; read by the worker, never reset."""
+class SenderCounters:
+    """Of a prefill worker."""
 
     leases_expired: int = 0
     # messages of an old epoch, generation or incarnation that changed nothing
     fenced_messages: int = 0
+
+
+@dataclass(slots=True)
+class ReceiverCounters:
+    """Of a decode worker: each hand-over arrives or fails here once."""
+
     digest_mismatches: int = 0
     num_bytes: int = 0
     # by FailureReason

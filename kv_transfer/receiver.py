@@ -10,7 +10,7 @@ import torch
 
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import FailureReason, TransferControl, TransferFailedError, WorkerRef
-from kv_transfer.counters import TransferCounters
+from kv_transfer.counters import ReceiverCounters
 from kv_transfer.layout import KVLayout
 from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.range_receiver import ReceptionSettings
@@ -53,7 +53,7 @@ class KVReceiver:
         self._is_closing = asyncio.Event()
         self.num_active = 0
         self.num_promised_tokens = 0  # of those that have no blocks yet
-        self.counters = TransferCounters()
+        self.counters = ReceiverCounters()
 
     async def receive(
         self,

@@ -31,7 +31,7 @@ from kv_transfer.control import (
     TransferNotFoundError,
     WorkerRef,
 )
-from kv_transfer.counters import TransferCounters
+from kv_transfer.counters import SenderCounters
 from kv_transfer.held_transfer import HeldTransfer, TransferTable
 from kv_transfer.layout import KVLayout, block_range
 from kv_transfer.moved_range import MovedRange
@@ -68,7 +68,7 @@ class KVSender:
         self._now = now
         self._table = TransferTable(remember_s=config.transfer_timeout_s, now=now)
         self._ranges = RangeSender(kv_cache_tensor, layout=layout, config=config, now=now)
-        self.counters = TransferCounters()
+        self.counters = SenderCounters()
 
     @property
     def num_open(self) -> int:
@@ -249,7 +249,6 @@ class KVSender:
         self, held: HeldTransfer, lent: list[int], sent: "asyncio.Future[MovedRange]"
     ) -> None:
         if not sent.cancelled() and sent.exception() is None:
-            self.counters.num_bytes += sent.result().num_bytes
             held.on_sent(sent.result())
         held.machine.operation_ended()
         if lent:

@@ -81,4 +81,3 @@ class PrefillWorker(Worker):
         self._metrics.set(metrics.KV_LEASES_OPEN, self._sender.num_open)
         self._metrics.raise_to(metrics.LEASE_EXPIRED, counters.leases_expired)
         self._metrics.raise_to(metrics.KV_FENCED_MESSAGES, counters.fenced_messages)
-        self._metrics.raise_each_to(metrics.KV_TRANSFER_FAILURES, "reason", counters.failures)

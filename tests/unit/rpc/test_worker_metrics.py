@@ -15,7 +15,7 @@ def make_load(*, num_preemptions: int = 0) -> EngineLoad:
         num_waiting_for_kv=1,
         num_held_requests=0,
         num_waiting_uncached_tokens=10,
-        blocks=BlockCounts(free=1, cached=2, used=3, held=4, quarantined=0, total=10),
+        blocks=BlockCounts(free=1, cached=2, used=3, held=4, quarantined=5, total=15),
         prefill_tokens_per_s=100.0,
         step_s=0.01,
         num_preemptions=num_preemptions,
@@ -35,7 +35,8 @@ def test_each_series_names_its_worker_and_says_what_the_load_says() -> None:
     values = read(worker_metrics)
     assert values[metrics.REQUESTS_RUNNING, ""] == 3
     assert values[metrics.REQUESTS_TRANSFERRING, ""] == 5
-    assert values[metrics.KV_BLOCKS, "held"] == 4
+    states = {state: value for (name, state), value in values.items() if name == metrics.KV_BLOCKS}
+    assert states == {"free": 1, "cached": 2, "used": 3, "held": 4, "quarantined": 5}
     assert values[metrics.PREEMPTIONS, ""] == 2
     assert all(each.labels["worker"] == "decode-0" for each in worker_metrics.samples())
 
