@@ -4,8 +4,13 @@ None has a deadline: how long one takes says more of what else the machine does.
 """
 
 import importlib.util
+import os
 
 from tests.long_form import IS_LONG
+from workers import openmp
+
+# Engines in tests share the cores with each other and with what tests start, as workers do.
+openmp.apply(None, os.environ)
 
 # The tests of GPUs run where it is not installed.
 if importlib.util.find_spec("hypothesis"):
