@@ -151,12 +151,10 @@ inline void rounded_gates(
             first_group == 0 ? kTileSide * gates.num_inputs : 0,
             [&](int64_t group, const TileSums& one, const TileSums& two) {
               const OutputTile gate(gates, group, first), up(ups, group, first);
-              for (int64_t token = 0; token < gate.num_tokens(); ++token) {
-                __m512 gated = gate.with_bias(one.rows[token]);
-                const __m512 other = up.with_bias(two.rows[token]);
-                apply(activation, (float*)&gated, (const float*)&other, kTileSide);
-                gate.store(token, gated);
-              }
+              for (int64_t token = 0; token < gate.num_tokens(); ++token)
+                gate.store(
+                    token,
+                    gated(activation, gate.with_bias(one.rows[token]), up.with_bias(two.rows[token])));
             });
       });
 }
