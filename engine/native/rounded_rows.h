@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
 #include "bfloat16_tiles.h"
 #include "lanes.h"
@@ -26,12 +26,17 @@ class RoundedRows {
   RoundedRows(const float* input, int64_t num_tokens, int64_t num_inputs)
       : num_tokens_(num_tokens),
         tiles_per_group_(num_inputs / kTileInputs),
-        tiles_(num_groups() * tiles_per_group_) {
+        tiles_(std::exchange(kept(), {})) {
+    const size_t num_tiles = num_groups() * tiles_per_group_;
+    if (tiles_.size() < num_tiles) tiles_ = Numbers<RightTile>(num_tiles);
     at::parallel_for(0, num_groups(), kGroupsPerThread, [&](int64_t begin, int64_t end) {
       for (int64_t group = begin; group < end; ++group)
         pack(input + group * kTileSide * num_inputs, num_inputs, group);
     });
   }
+
+  ~RoundedRows() { kept() = std::move(tiles_); }
+  RoundedRows(const RoundedRows&) = delete;
 
   int64_t num_tokens() const { return num_tokens_; }
   int64_t tiles_per_group() const { return tiles_per_group_; }
@@ -43,6 +48,12 @@ class RoundedRows {
 
  private:
   static constexpr int64_t kGroupsPerThread = 4;
+
+  // Of this thread's last product: fresh pages cost as much as filling them.
+  static Numbers<RightTile>& kept() {
+    thread_local Numbers<RightTile> tiles;
+    return tiles;
+  }
 
   void pack(const float* rows, int64_t num_inputs, int64_t group) {
     for (int64_t i = 0; i < tiles_per_group_; ++i) {
