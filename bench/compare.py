@@ -211,6 +211,9 @@ def main() -> int:
     parser.add_argument("--work", default=",".join(WORK))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of every number of tokens")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="another one: prompts nobody has cached"
+    )
     parser.add_argument("--within", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -228,6 +231,7 @@ def main() -> int:
             rounds=options.rounds,
             within_s=options.within,
             scale=options.scale,
+            seed=options.seed,
         )
         results = asyncio.run(comparing)
     print_table(results)
