@@ -1,7 +1,8 @@
 // A piece of attention over a bfloat16 cache by tiles: keys lie where they are as left tiles, queries
-// are right tiles, so each row of the piece is a column, and the same for values, on their side, and
-// weights. Keys go by in stretches that start at multiples, and what a row does not see adds nothing:
-// a row is computed alike whatever else is in its piece.
+// are right tiles, so each row of the piece is a column. Weights are turned into left tiles, since
+// values are right ones as soon as those of two keys alternate. Keys go by in stretches that start at
+// multiples, and what a row does not see adds nothing: a row is computed alike whatever else is in its
+// piece.
 #pragma once
 
 #include "attention_piece.h"
@@ -23,12 +24,12 @@ class TileRun {
     TileUse use;
     Numbers<RowsInLanes> rows;   // [groups of 16]
     Numbers<RightTile> queries;  // [groups, head_dim / 32]
-    Numbers<TileSums> output;    // [groups, value_dim / 16]; of two groups next to each other
+    Numbers<TileSums> output;    // [groups, value_dim / 32, 2]; of two groups next to each other
     Numbers<Number> keys;        // [stretch, head_dim] where they do not lie in tiles
-    Numbers<Number> values;      // [value_dim, stretch]
+    Numbers<RightTile> values;   // [value_dim / 16, steps]
     Numbers<Number> nothing;     // a value that is not there
     TileSums scores[2 * kSteps * 2];
-    RightTile weights[2 * kSteps];
+    alignas(64) Number weights[2][kTileSide][kStretch];
   };
 
   static bool suits(const TileCall& call) {
@@ -63,7 +64,7 @@ class TileRun {
     space_.queries.resize(size_t(num_groups) * query_tiles_);
     space_.output.assign(size_t(num_groups) * value_tiles_, TileSums{});
     space_.keys.resize(size_t(kStretch) * call_.head_dim);
-    space_.values.resize(size_t(kStretch) * value_tiles_ * kTileSide);
+    space_.values.resize(size_t(value_tiles_) * kSteps);
     space_.nothing.resize(call_.token_stride);
     for (int group = 0; group < num_groups; ++group) start(group);
   }
@@ -127,7 +128,7 @@ class TileRun {
 
   void attend(int at, int head) {
     const int64_t offset = head * call_.head_stride;
-    turn_values(offset);
+    pair_values(offset);
     if (call_.block_size % kTileSide != 0) copy_keys(offset);
     const int begin = head * groups_per_head_, end = begin + groups_per_head_;
     for (int group = begin; group + 2 <= end; group += 2) attend<2>(at, offset, group);
@@ -139,27 +140,19 @@ class TileRun {
       std::copy_n(keys_[key] + offset, call_.head_dim, &space_.keys[size_t(key) * call_.head_dim]);
   }
 
-  // 32 values of 32 numbers at a time, on their side.
-  void turn_values(int64_t offset) {
-    for (int step = 0; step < kStretch; step += kTileInputs)
-      for (int d = 0; d < value_tiles_ * kTileSide; d += kTileInputs) {
-        __m512i low[kTileSide], high[kTileSide];
-        for (int pair = 0; pair < kTileSide; ++pair) {
-          const Number* const* from = values_ + step + 2 * pair;
-          const __m512i first = _mm512_loadu_si512(from[0] + offset + d);
-          const __m512i second = _mm512_loadu_si512(from[1] + offset + d);
-          // Of each eight numbers the first four, and the others.
-          low[pair] = _mm512_unpacklo_epi16(first, second);
-          high[pair] = _mm512_unpackhi_epi16(first, second);
-        }
-        transpose(low);
-        transpose(high);
-        for (int i = 0; i < kTileSide; ++i) {
-          Number* to = &space_.values[size_t(d + i / 4 * 8 + i % 4) * kStretch + step];
-          _mm512_store_si512(to, low[i]);
-          _mm512_store_si512(to + 4 * kStretch, high[i]);
-        }
+  // 32 numbers of each value go to two tiles: of each eight the first four, and the others.
+  void pair_values(int64_t offset) {
+    for (int key = 0; key < kStretch; key += 2) {
+      const Number *first = values_[key] + offset, *second = values_[key + 1] + offset;
+      RightTile* to = &space_.values[key / kTileInputs];
+      const int pair = key % kTileInputs / 2;
+      for (int tile = 0; tile < value_tiles_; tile += 2) {
+        const __m512i even = _mm512_loadu_si512(first + tile * kTileSide);
+        const __m512i odd = _mm512_loadu_si512(second + tile * kTileSide);
+        to[tile * kSteps].pairs[pair] = _mm512_unpacklo_epi16(even, odd);
+        to[(tile + 1) * kSteps].pairs[pair] = _mm512_unpackhi_epi16(even, odd);
       }
+    }
   }
 
   // One or two groups with those keys of the stretch that they see.
@@ -176,16 +169,15 @@ class TileRun {
     for (int g = 0; g < groups; ++g) {
       const __m512 before = rows[g].template weigh<groups>(
           space_.scores + 2 * begin * groups + g, at + begin_key, end - begin,
-          call_.softcap * kLog2E, space_.weights + g * kSteps + begin);
-      rescale<groups>(output + g, before);
+          call_.softcap * kLog2E, &space_.weights[g][0][begin_key], kStretch);
+      rescale<groups>(output + 2 * g, before);
     }
-    const Number* values = space_.values.data() + begin_key;
-    for (int tile = 0; tile < value_tiles_; tile += 2) {
-      const Number* both[2] = {
-          values + tile * kTileSide * kStretch, values + (tile + 1) * kTileSide * kStretch};
-      multiply_tiles<2, groups, true>(
-          both, kStretch, space_.weights + begin, kSteps, end - begin, output + tile * groups);
-    }
+    const Number* weights[groups];
+    for (int g = 0; g < groups; ++g) weights[g] = &space_.weights[g][0][begin_key];
+    for (int tile = 0; tile < value_tiles_; tile += 2)
+      multiply_tiles<groups, 2, true>(
+          weights, kStretch, &space_.values[tile * kSteps + begin], kSteps, end - begin,
+          output + tile * groups);
   }
 
   template <int groups>
@@ -205,36 +197,57 @@ class TileRun {
   }
 
   template <int groups>
-  void rescale(TileSums* output, __m512 factor) {
-    if (_mm512_cmpneq_ps_mask(factor, _mm512_set1_ps(1)) == 0) return;
-    for (int tile = 0; tile < value_tiles_; ++tile)
-      for (__m512& sums : output[tile * groups].rows) sums = _mm512_mul_ps(sums, factor);
+  void rescale(TileSums* output, __m512 factors) {
+    alignas(64) float by_row[kTileSide];
+    _mm512_store_ps(by_row, factors);
+    unsigned changed = _mm512_cmpneq_ps_mask(factors, _mm512_set1_ps(1));
+    for (; changed != 0; changed &= changed - 1) {
+      const int row = __builtin_ctz(changed);
+      const __m512 factor = _mm512_set1_ps(by_row[row]);
+      for (int tile = 0; tile < value_tiles_; tile += 2)
+        for (int i = 0; i < 2; ++i) {
+          __m512& sums = output[tile * groups + i].rows[row];
+          sums = _mm512_mul_ps(sums, factor);
+        }
+    }
   }
 
   void finish() {
     for (int head = 0; head < piece_.num_heads; ++head)
       for (int group = 0; group < groups_per_head_; ++group) {
         const bool is_paired = (group | 1) < groups_per_head_;
-        const size_t first = size_t(head) * groups_per_head_ + (is_paired ? group & ~1 : group);
-        const TileSums* output = &space_.output[first * value_tiles_ + (is_paired ? group & 1 : 0)];
+        const int place = is_paired ? group & 1 : 0;
+        const size_t first = size_t(head) * groups_per_head_ + group - place;
+        const TileSums* output = &space_.output[first * value_tiles_ + 2 * place];
         finish(head * groups_per_head_ + group, output, is_paired ? 2 : 1);
       }
   }
 
-  void finish(int group, const TileSums* output, int stride) {
-    const int num_lanes = std::min(kTileSide, rows_per_head_ - row_of(group, 0));
-    const __m512 factor = _mm512_div_ps(_mm512_set1_ps(1), space_.rows[group].total());
-    for (int tile = 0; tile < call_.value_dim / kTileSide; ++tile) {
-      TileSums sums = output[tile * stride];
-      for (__m512& row : sums.rows) row = _mm512_mul_ps(row, factor);
-      transpose(sums.rows);
-      for (int lane = 0; lane < num_lanes; ++lane) {
-        const int row = row_of(group, lane);
-        float* to = call_.output +
-            (token_of(row) * call_.num_heads + head_of(group, row)) * call_.value_dim;
-        _mm512_storeu_ps(to + tile * kTileSide, sums.rows[lane]);
+  void finish(int group, const TileSums* output, int groups) {
+    const int num_rows = std::min(kTileSide, rows_per_head_ - row_of(group, 0));
+    alignas(64) float factors[kTileSide];
+    _mm512_store_ps(factors, _mm512_div_ps(_mm512_set1_ps(1), space_.rows[group].total()));
+    for (int lane = 0; lane < num_rows; ++lane) {
+      const int row = row_of(group, lane);
+      const __m512 factor = _mm512_set1_ps(factors[lane]);
+      float* to =
+          call_.output + (token_of(row) * call_.num_heads + head_of(group, row)) * call_.value_dim;
+      for (int d = 0; d < call_.value_dim; d += kTileInputs) {
+        const TileSums* both = output + d / kTileSide * groups;
+        const __m512 fours = _mm512_mul_ps(both[0].rows[lane], factor);
+        const __m512 others = _mm512_mul_ps(both[1].rows[lane], factor);
+        _mm512_storeu_ps(to + d, _mm512_permutex2var_ps(fours, in_turn(0), others));
+        if (d + kTileSide < call_.value_dim)
+          _mm512_storeu_ps(to + d + kTileSide, _mm512_permutex2var_ps(fours, in_turn(8), others));
       }
     }
+  }
+
+  // Four numbers of one vector from `first` on, four of another, the next four of the one, ...
+  static __m512i in_turn(int first) {
+    const __m512i places =
+        _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    return _mm512_add_epi32(places, _mm512_set1_epi32(first));
   }
 
   static constexpr float kLog2E = 1.44269504f;

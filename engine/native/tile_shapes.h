@@ -56,6 +56,33 @@ inline void transpose(vector_t (&rows)[16]) {
   std::memcpy(rows, a, sizeof(a));
 }
 
+// In rows that are `apart` from each other, numbers of 16 bits alternate: of each eight the first
+// four, and the others.
+template <int apart>
+inline void alternate(__m512i (&rows)[16]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    if ((i & apart) != 0) continue;
+    const __m512i first = rows[i], second = rows[i + apart];
+    rows[i] = _mm512_unpacklo_epi16(first, second);
+    rows[i + apart] = _mm512_unpackhi_epi16(first, second);
+  }
+}
+
+// Columns of 16 numbers of 16 bits -> 16 rows of 32. Columns 8 apart come in one vector: 0 and 8, 1
+// and 9, ..., 7 and 15, 16 and 24, ..., 23 and 31.
+inline void transpose_columns(__m512i (&columns)[16]) {
+  alternate<4>(columns);
+  alternate<2>(columns);
+  alternate<1>(columns);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512i first = columns[i], second = columns[i + 8];
+    columns[i] = _mm512_shuffle_i32x4(first, second, 0x88);
+    columns[i + 8] = _mm512_shuffle_i32x4(first, second, 0xdd);
+  }
+}
+
 // 32 float32 numbers, rounded to bfloat16.
 inline __m512i rounded_row(const float* from) {
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));

@@ -64,9 +64,11 @@ class RowsInLanes {
   __m512 total() const { return total_; }
 
   // Scores of the keys from position `begin` on -> their weights relative to the largest score so
-  // far, rounded, in right tiles. What was added up before is to be multiplied by the result.
+  // far, rounded, row by row. What was added up before is to be multiplied by the result.
   template <int stride>
-  __m512 weigh(TileSums* scores, int begin, int num_steps, float softcap, RightTile* weights) {
+  __m512 weigh(
+      TileSums* scores, int begin, int num_steps, float softcap, c10::BFloat16* weights,
+      int row_length) {
     const int end = begin + num_steps * kTileInputs;
     if (softcap > 0) cap_softly(scores, 2 * num_steps, stride, softcap);
     if (begin < all_see_begin_ || end > all_see_end_)
@@ -77,7 +79,8 @@ class RowsInLanes {
         scores, num_steps, [&](int, __m512& score) { largest = _mm512_max_ps(largest, score); });
     const __m512 before = power_of_two(_mm512_sub_ps(largest_, largest));
     largest_ = largest;
-    total_ = _mm512_fmadd_ps(total_, before, weigh_tiles<stride>(scores, num_steps, weights));
+    const __m512 sum = weigh_tiles<stride>(scores, num_steps, weights, row_length);
+    total_ = _mm512_fmadd_ps(total_, before, sum);
     return before;
   }
 
@@ -100,30 +103,30 @@ class RowsInLanes {
 
   // The sum of the weights, not rounded.
   template <int stride>
-  __m512 weigh_tiles(const TileSums* scores, int num_steps, RightTile* weights) const {
+  __m512 weigh_tiles(
+      const TileSums* scores, int num_steps, c10::BFloat16* weights, int row_length) const {
     __m512 even = _mm512_setzero_ps(), odd = even;
-    for (int tile = 0; tile < num_steps * 2; ++tile) {
-      const TileSums& from = scores[tile * stride];
-      __m512i* to = &weights[tile / 2].pairs[tile % 2 * (kTileSide / 2)];
+    for (int step = 0; step < num_steps; ++step) {
+      __m512i columns[kTileSide];
+      for (int half = 0; half < 2; ++half) {
+        const TileSums& from = scores[(2 * step + half) * stride];
+        __m512 powers[kTileSide];
 #pragma GCC unroll 8
-      for (int pair = 0; pair < kTileSide / 2; ++pair) {
-        const __m512 first = power_of_two(_mm512_sub_ps(from.rows[2 * pair], largest_));
-        const __m512 second = power_of_two(_mm512_sub_ps(from.rows[2 * pair + 1], largest_));
-        even = _mm512_add_ps(even, first);
-        odd = _mm512_add_ps(odd, second);
-        to[pair] = side_by_side(first, second);
+        for (int key = 0; key < kTileSide; key += 2) {
+          powers[key] = power_of_two(_mm512_sub_ps(from.rows[key], largest_));
+          powers[key + 1] = power_of_two(_mm512_sub_ps(from.rows[key + 1], largest_));
+          even = _mm512_add_ps(even, powers[key]);
+          odd = _mm512_add_ps(odd, powers[key + 1]);
+        }
+#pragma GCC unroll 8
+        for (int key = 0; key < 8; ++key)
+          columns[half * 8 + key] = (__m512i)_mm512_cvtne2ps_pbh(powers[key + 8], powers[key]);
       }
+      transpose_columns(columns);
+      for (int row = 0; row < kTileSide; ++row)
+        _mm512_store_si512(weights + row * row_length + step * kTileInputs, columns[row]);
     }
     return _mm512_add_ps(even, odd);
-  }
-
-  // Rounded, first and second number of each lane next to each other.
-  static __m512i side_by_side(__m512 first, __m512 second) {
-    alignas(64) static constexpr uint16_t kPlaces[32] = {
-        0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
-        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return _mm512_permutexvar_epi16(
-        _mm512_load_si512(kPlaces), (__m512i)_mm512_cvtne2ps_pbh(second, first));
   }
 
   __m512 largest_, total_;
