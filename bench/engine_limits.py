@@ -79,7 +79,7 @@ def _compare_decode(engine: Engine, *, batch: int, rounds: int, num_steps: int) 
 
 
 def _compare_prompt(engine: Engine, config: Any, *, num_tokens: int, rounds: int) -> None:
-    matrix = torch.rand(_SIDE, _SIDE)
+    matrix = torch.rand(_SIDE, _SIDE, dtype=engine.spec.torch_dtype)
     num_flops = _prompt_flops(config, num_tokens)
     limits, times = [], []
     for number in range(rounds + 1):  # the first pays for memory and lazy set-up
