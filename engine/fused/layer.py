@@ -25,7 +25,27 @@ _ARRANGEMENTS = (
 )
 
 
-class FusedLayer(nn.Module):
+class InOneCall(nn.Module):
+    """What the library does in one call where a model calls a decoder layer."""
+
+    native: Any  # of the library's classes, with `forward`
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [1, num_tokens, hidden_size]
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],  # each [1, num_tokens, rotary_dim]
+        attention_metadata: NativeAttention,
+        **_: Any,
+    ) -> torch.Tensor:
+        """[1, num_tokens, hidden_size] -> the same shape."""
+        hidden: torch.Tensor = self.native.forward(
+            hidden_states, *position_embeddings, *attention_metadata.tensors
+        )
+        return hidden
+
+
+class FusedLayer(InOneCall):
     """What a transformers decoder layer does, called as that is; its modules are all fused ones.
 
     See `engine/native/decoder_layer.h`.
@@ -45,20 +65,6 @@ class FusedLayer(nn.Module):
     def round_inputs(self) -> None:
         """Of its products, from now on, to bfloat16 where this CPU has products of that."""
         self.native.round_inputs()
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,  # [1, num_tokens, hidden_size]
-        *,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],  # each [1, num_tokens, rotary_dim]
-        attention_metadata: NativeAttention,
-        **_: Any,
-    ) -> torch.Tensor:
-        """[1, num_tokens, hidden_size] -> the same shape."""
-        hidden: torch.Tensor = self.native.forward(
-            hidden_states, *position_embeddings, *attention_metadata.tensors
-        )
-        return hidden
 
 
 def looks_like_layer(module: nn.Module) -> bool:

@@ -1,16 +1,14 @@
 """Decoder layers that follow each other in one operation."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
-from engine.fused.layer import FusedLayer
-from engine.native_attention import NativeAttention
+from engine.fused.layer import FusedLayer, InOneCall
 
 
-class FusedStack(nn.Module):
+class FusedStack(InOneCall):
     """What its layers do one after another, called as each of them is.
 
     It stands in the model's list of layers as the only one: see `engine/native/decoder_stack.h`.
@@ -19,21 +17,7 @@ class FusedStack(nn.Module):
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self._native = torch.classes.relevo.DecoderStack([layer.native for layer in layers])
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,  # [1, num_tokens, hidden_size]
-        *,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],  # each [1, num_tokens, rotary_dim]
-        attention_metadata: NativeAttention,
-        **_: Any,
-    ) -> torch.Tensor:
-        """[1, num_tokens, hidden_size] -> the same shape."""
-        hidden: torch.Tensor = self._native.forward(
-            hidden_states, *position_embeddings, *attention_metadata.tensors
-        )
-        return hidden
+        self.native = torch.classes.relevo.DecoderStack([layer.native for layer in layers])
 
 
 def find_stacks(model: nn.Module) -> Iterator[tuple[str, list[FusedLayer]]]:
