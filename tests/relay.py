@@ -1,6 +1,6 @@
 """A whole relay without Ray: worker processes, and the real router in the test's own loop."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,11 +29,15 @@ READY_WITHIN_S = 60.0
 
 @asynccontextmanager
 async def relay(
-    processes: ClusterProcesses, workers: Sequence[WorkerDescription], config: RouterConfig
+    processes: ClusterProcesses,
+    workers: Sequence[WorkerDescription],
+    config: RouterConfig,
+    *,
+    ingress_id: str = "test",
 ) -> AsyncIterator[Router]:
     """A started router over these workers, ready to serve over every pair."""
     channels = ChannelPool(token=read_token(processes.token_file), config=RpcConfig())
-    router = Router(config, StaticDiscovery(workers), channels, ingress_id="test")
+    router = Router(config, StaticDiscovery(workers), channels, ingress_id=ingress_id)
     await router.start()
     try:
         await _until_linked(router, workers)
@@ -95,17 +99,17 @@ async def open_ingress(
 
 
 async def _until_linked(router: Router, workers: Sequence[WorkerDescription]) -> None:
-    num_prefill = sum(each.pool == "prefill" for each in workers)
-    num_links = num_prefill * (len(workers) - num_prefill)
+    feeders = {each.worker_id for each in workers if each.pool == "prefill"}
+    num_links = len(feeders) * (len(workers) - len(feeders))
     if not await comes_true(
-        lambda: router.is_ready() and _ready_links(router) == num_links, READY_WITHIN_S
+        lambda: router.is_ready() and _ready_links(router, feeders) == num_links, READY_WITHIN_S
     ):
         raise AssertionError(f"the relay is not ready: {router.status()}")
 
 
-def _ready_links(router: Router) -> int:
+def _ready_links(router: Router, feeders: Collection[str]) -> int:
     return sum(
-        link.state == "ready"
+        link.state == "ready" and link.peer_id in feeders
         for report in router.loads()
         if report.pool == "decode"
         for link in report.load.links

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import pytest
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 NUM_TOKENS = 40
 NUM_REQUESTS = 16
+NEVER_LOCAL = RouterConfig(local_prefill="never")
 
 
 @dataclass(slots=True)
@@ -64,9 +66,22 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProce
 async def router(processes: ClusterProcesses) -> AsyncIterator[Router]:
     """Whole again before each test, quiet after it."""
     workers = await asyncio.to_thread(processes.ensure, prefill=2, decode=2)
-    async with relay(processes, workers, RouterConfig(local_prefill="never")) as router:
+    async with relay(processes, workers, NEVER_LOCAL) as router:
         yield router
         await until_quiet(router)
+
+
+@pytest.fixture
+async def pairs(processes: ClusterProcesses) -> AsyncIterator[list[Router]]:
+    """A router for each pair, which knows no other: who serves is no matter of cost."""
+    workers = await asyncio.to_thread(processes.ensure, prefill=2, decode=2)
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                relay(processes, pair, NEVER_LOCAL, ingress_id=f"pair-{rank}")
+            )
+            for rank, pair in enumerate(zip(workers[:2], workers[2:], strict=True))
+        ]
 
 
 def generate(router: Router, number: int, *, num_choices: int = 3, label: str = "") -> Generation:
@@ -112,15 +127,34 @@ def assert_equal(got: Answer, expected: Answer) -> None:
         told.assert_equal(expected[choice_index])
 
 
+def assert_whole(answers: list[Answer]) -> None:
+    """Of requests from number 0 on: three different choices, every token with its logprob."""
+    for number, answer in enumerate(answers):
+        assert len({tuple(told.token_ids) for told in answer.values()}) == 3
+        assert {len(told.logprobs) for told in answer.values()} == {NUM_TOKENS}
+        assert len(answer[0].prompt_logprobs) == 70 + number - 1
+
+
+async def test_each_pair_says_what_the_other_says(pairs: list[Router]) -> None:
+    numbers = range(NUM_REQUESTS)
+    generations = [generate(pairs[number % 2], number) for number in numbers]
+    together = await asyncio.gather(*map(collect, generations))
+    for number, generation in enumerate(generations):
+        report = generation.report
+        served_by = (report.prefill_worker_id, report.decode_worker_id)
+        assert served_by == (f"prefill-{number % 2}", f"decode-{number % 2}")
+    alone = [await collect(generate(pairs[(number + 1) % 2], number)) for number in numbers]
+    assert_whole(alone)
+    for got, expected in zip(together, alone, strict=True):
+        assert_equal(got, expected)
+
+
 async def test_choices_over_two_pairs_are_what_each_request_says_alone(router: Router) -> None:
     # Which pairs serve is a matter of cost: a worker whose first steps were slow may be left alone.
     generations = [generate(router, number) for number in range(NUM_REQUESTS)]
     together = await asyncio.gather(*map(collect, generations))
     alone = [await collect(generate(router, number)) for number in range(NUM_REQUESTS)]
-    for number, answer in enumerate(alone):
-        assert len({tuple(told.token_ids) for told in answer.values()}) == 3
-        assert {len(told.logprobs) for told in answer.values()} == {NUM_TOKENS}
-        assert len(answer[0].prompt_logprobs) == 70 + number - 1
+    assert_whole(alone)
     for got, expected in zip(together, alone, strict=True):
         assert_equal(got, expected)
 
