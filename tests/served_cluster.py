@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from cluster.server_process import free_ports
+from tests.shared_files import shared_by
 
 RELEVO = Path(sys.executable).with_name("relevo")
 READY_WITHIN_S = 170.0  # seconds on a quiet machine
@@ -50,6 +51,7 @@ class ServedCluster:
     lines: list[tuple[float, str]] = field(default_factory=list)  # stdout with arrival times
     errors: list[tuple[float, str]] = field(default_factory=list)  # stderr with arrival times
     seen: dict[int, float] = field(default_factory=dict)  # pid -> start of every descendant
+    shared: set[str] = field(default_factory=set)  # files in memory that they had
 
     @classmethod
     def start(
@@ -99,6 +101,7 @@ class ServedCluster:
         while time.monotonic() < deadline:
             self.note_descendants()
             if any(line.startswith("curl ") for _, line in self.lines):
+                self.note_belongings()
                 return
             if self.process.poll() is not None:
                 break
@@ -131,6 +134,11 @@ class ServedCluster:
         except psutil.NoSuchProcess:
             return
 
+    def note_belongings(self) -> None:
+        """Remember every process below it and the memory that they share with each other."""
+        self.note_descendants()
+        self.shared |= shared_by(self.seen)
+
     def survivors(self) -> list[int]:
         """Descendants that were seen once and still live."""
         alive = []
@@ -152,7 +160,7 @@ class ServedCluster:
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 90.0) -> int:
         """Signal it and wait for its end."""
         if self.process.poll() is None:
-            self.note_descendants()
+            self.note_belongings()
             self.process.send_signal(number)
         return self.wait(timeout_s)
 

@@ -28,6 +28,7 @@ from bench.idle import EMPTY, LIMIT_PERCENT, workers_beside_empty
 from tests import snippets
 from tests.hostile import knock, listening
 from tests.served_cluster import RELEVO, ServedCluster, is_taken
+from tests.shared_files import still_there
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -42,7 +43,6 @@ BODY = {
 
 @pytest.fixture(scope="module")
 def cluster(tiny_model: Path) -> Iterator[ServedCluster]:
-    shm = set(os.listdir("/dev/shm"))
     served = ServedCluster.start(
         tiny_model, "router.local_prefill=never", "prefill.drain_s=15", "decode.drain_s=15"
     )
@@ -52,7 +52,7 @@ def cluster(tiny_model: Path) -> Iterator[ServedCluster]:
     finally:
         served.stop()
     assert served.survivors() == []
-    assert set(os.listdir("/dev/shm")) - shm == set()
+    assert still_there(served.shared) == []
 
 
 def ask(cluster: ServedCluster, **fields: Any) -> dict[str, Any]:
@@ -381,7 +381,7 @@ def test_sigterm_lets_streams_end_and_leaves_nothing(cluster: ServedCluster) -> 
         each.start()
     while sum(worker["running"] for worker in cluster.status()["workers"]) < 4:
         time.sleep(0.02)
-    cluster.note_descendants()
+    cluster.note_belongings()
     cluster.process.send_signal(signal.SIGTERM)
     while (ready := httpx.get(f"{cluster.url}/ready", timeout=10)).status_code == 200:
         time.sleep(0.02)

@@ -6,7 +6,6 @@ One set of worker processes for the module.
 import asyncio
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -36,6 +35,7 @@ from tests.long_form import long_form
 from tests.patience import until
 from tests.relay import open_ingress
 from tests.served_cluster import is_taken
+from tests.shared_files import shared_by, still_there
 from tests.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -96,21 +96,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site.describe()
         yield site
     finally:
-        shared = shared_by(processes)
+        shared = shared_by(worker.process.pid for worker in processes.workers)
         processes.stop_all()
     assert not any(map(is_taken, site.ports.values()))
-    # Others of this machine have theirs there, too.
-    assert shared & set(os.listdir("/dev/shm")) == set()
-
-
-def shared_by(processes: ClusterProcesses) -> set[str]:
-    """What workers that live have mapped of /dev/shm."""
-    found: set[str] = set()
-    for worker in processes.workers:
-        if worker.process.poll() is None:
-            maps = Path(f"/proc/{worker.process.pid}/maps").read_text()
-            found |= set(re.findall(r" /dev/shm/(\S+)", maps))
-    return found
+    assert still_there(shared) == []
 
 
 @asynccontextmanager
