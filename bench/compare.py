@@ -48,12 +48,12 @@ async def compare(
     seed: int = 1,
 ) -> Results:
     """Every server does every piece of work in every round; none begins that would end late."""
-    for server in servers:
-        server.thaw()  # whoever was frozen before we came
-    models = {server.name: await asyncio.to_thread(server.wait_until_ready) for server in servers}
-    results: Results = {name: {server.name: [] for server in servers} for name in work}
-    for server in servers:
+    models = {}
+    for server in servers:  # whoever was frozen before we came stays so until its turn
+        server.thaw()
+        models[server.name] = await asyncio.to_thread(server.wait_until_ready)
         server.freeze()
+    results: Results = {name: {server.name: [] for server in servers} for name in work}
     started_s = time.monotonic()
     longest_s = 0.0  # of a round
     for number in range(rounds + 1):  # the first warms them up: it is small, and not kept

@@ -66,20 +66,23 @@ async def test_shared_prefixes_are_computed_before_they_are_measured() -> None:
     assert kept[0]["max_tokens"] == 1
 
 
-async def test_a_server_that_was_frozen_before_is_asked_all_the_same() -> None:
-    """A frozen one would not even say which model it serves."""
+async def test_a_server_that_was_frozen_before_runs_from_its_own_turn_on() -> None:
+    """Earlier it would slow the start of others; frozen it would not say what it serves."""
     process = psutil.Popen(["sleep", "60"])
     process.suspend()
+    seen: dict[str, bool] = {}
 
     class Watching(PeerServer):
         def wait_until_ready(self) -> str:
-            assert process.status() != psutil.STATUS_STOPPED
+            seen[self.name] = process.status() == psutil.STATUS_STOPPED
             return super().wait_until_ready()
 
     try:
         async with serving(FakeOpenAIServer()) as fake:
+            starting = Watching("starting", ServerSpec(url=fake.url))
             spec = ServerSpec(url=fake.url, pids=[process.pid], freeze=True)
-            await compare([Watching("s", spec)], ["W4"], rounds=1, scale=0.01)
+            await compare([starting, Watching("frozen", spec)], ["W4"], rounds=1, scale=0.01)
+        assert seen == {"starting": True, "frozen": False}
         assert process.status() == psutil.STATUS_STOPPED
     finally:
         process.kill()
