@@ -70,6 +70,7 @@ async def test_a_server_that_was_frozen_before_runs_from_its_own_turn_on() -> No
     """Earlier it would slow the start of others; frozen it would not say what it serves."""
     process = psutil.Popen(["sleep", "60"])
     process.suspend()
+    until(lambda: process.status() == psutil.STATUS_STOPPED)
     seen: dict[str, bool] = {}
 
     class Watching(PeerServer):
@@ -83,7 +84,7 @@ async def test_a_server_that_was_frozen_before_runs_from_its_own_turn_on() -> No
             spec = ServerSpec(url=fake.url, pids=[process.pid], freeze=True)
             await compare([starting, Watching("frozen", spec)], ["W4"], rounds=1, scale=0.01)
         assert seen == {"starting": True, "frozen": False}
-        assert process.status() == psutil.STATUS_STOPPED
+        until(lambda: process.status() == psutil.STATUS_STOPPED)
     finally:
         process.kill()
         process.wait()
