@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,6 +23,7 @@ class Heartbeat:
     """Sign of life of the engine's thread."""
 
     age_s: float  # since the thread last showed life; 0 when idle
+    waited_s: float  # of that, ready to run while others had the cores
     predicted_step_s: float  # of the step that runs; 0 when idle
     is_idle: bool
 
@@ -129,7 +129,8 @@ class EngineLoop:
         """Sign of life; from any thread."""
         is_idle = self._thread.is_idle
         return Heartbeat(
-            age_s=0.0 if is_idle else max(0.0, time.monotonic() - self._thread.last_beat_s),
+            age_s=0.0 if is_idle else self._thread.beats.age_s(),
+            waited_s=0.0 if is_idle else self._thread.beats.waited_s(),
             predicted_step_s=0.0 if is_idle else self._engine.predicted_step_s,
             is_idle=is_idle,
         )

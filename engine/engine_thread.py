@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.beats import Beats
 from engine.engine import Engine
 from engine.load import StepOutput
 from engine.request import Request, RequestOutput
@@ -62,7 +63,7 @@ class EngineThread:
     ) -> None:
         self.failure: BaseException | None = None
         self.is_idle = True
-        self.last_beat_s = time.monotonic()
+        self.beats = Beats()
         self._engine = engine
         self._post = post
         self._on_step = on_step
@@ -121,6 +122,7 @@ class EngineThread:
 
     def _run(self) -> None:
         error: BaseException = EngineStoppedError("the engine is stopped")
+        self.beats.begin()
         try:
             self._take_turns()
         except Exception as failure:
@@ -137,7 +139,7 @@ class EngineThread:
                 if not can_go_on and not self._has_news:
                     self.is_idle = True
                     self._wakeup.wait_for(lambda: self._has_news)
-                self.last_beat_s = time.monotonic()
+                self.beats.beat()
                 self.is_idle = False
                 self._has_news = False
                 if self._is_stopping:
@@ -163,7 +165,7 @@ class EngineThread:
             # Now, not after the step: a granted peer can send its KV while the step runs.
             self._post(mail)
         fault_point("engine_heartbeat")
-        self.last_beat_s = time.monotonic()
+        self.beats.beat()
         step = self._engine.step(self._start) if self._engine.has_work() else StepOutput()
         if step.stats.num_tokens or verbs or mail:
             self._report(StepOutput(outputs=mail.outputs + step.outputs, stats=step.stats))

@@ -1,4 +1,8 @@
-"""When an engine counts as dead or frozen."""
+"""When an engine counts as dead or frozen.
+
+What its thread waited for a core does not count: a machine that has too much to do gets no better
+by replacing what runs there, which only adds the work of a start.
+"""
 
 from rpc.worker_load import HeartbeatLike
 
@@ -11,5 +15,5 @@ def check_pulse(heartbeat: HeartbeatLike, failure: BaseException | None) -> None
     if failure is not None:
         raise RuntimeError("the engine gave up") from failure
     limit_s = max(STALE_AFTER_S, STALE_AFTER_STEPS * heartbeat.predicted_step_s)
-    if heartbeat.age_s > limit_s:
+    if heartbeat.age_s - heartbeat.waited_s > limit_s:
         raise RuntimeError(f"the engine showed no life for {heartbeat.age_s:.1f} s")

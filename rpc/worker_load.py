@@ -18,6 +18,10 @@ class HeartbeatLike(Protocol):
         """Seconds since the last sign of life; 0 when idle."""
 
     @property
+    def waited_s(self) -> float:
+        """Of that, how long it was ready to run while others had the cores."""
+
+    @property
     def predicted_step_s(self) -> float:
         """What the running step was predicted to take."""
 

@@ -1,6 +1,8 @@
 """The engine's thread: asleep when idle, alive when things fail."""
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +17,7 @@ from engine.engine_thread import EngineFailedError, EngineStoppedError
 from engine.load import StepOutput
 from engine.request import FinishReason, RequestOutput
 from engine.request_stream import RequestStream
+from tests.busy_core import busy_core
 from tests.unit.engine.conftest import generate, make_request, random_prompt
 
 PROMPT = random_prompt(20)
@@ -344,10 +347,36 @@ async def test_the_heartbeat_ages_while_a_step_hangs(
 
     monkeypatch.setattr(loop._engine, "step", hanging_step)
     stream = await loop.submit(make_request("r", PROMPT, max_tokens=1))
-    await until(lambda: loop.heartbeat().age_s >= 0.1)
+    await until(lambda: age_but_for_others_s(loop) >= 0.1)
     assert not loop.heartbeat().is_idle
     hang.set()
     await collect(stream)
+
+
+def age_but_for_others_s(loop: EngineLoop) -> float:
+    heartbeat = loop.heartbeat()
+    return heartbeat.age_s - heartbeat.waited_s
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how long a thread waits")
+async def test_the_heartbeat_says_how_long_the_engine_waited_for_a_core(
+    loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+):
+    step, may_end = loop._engine.step, threading.Event()
+
+    def turning_step(on_start: object) -> StepOutput:
+        os.sched_setaffinity(0, {core})  # of this thread alone
+        while not may_end.is_set():
+            pass
+        return step()
+
+    monkeypatch.setattr(loop._engine, "step", turning_step)
+    with busy_core() as core:
+        stream = await loop.submit(make_request("r", PROMPT, max_tokens=1))
+        await until(lambda: loop.heartbeat().waited_s >= 0.1)
+        may_end.set()
+    await collect(stream)
+    await until(lambda: loop.heartbeat().waited_s == 0.0)  # idle again
 
 
 async def test_stop_ends_open_streams_and_refuses_more(make_engine: Callable[..., Engine]):

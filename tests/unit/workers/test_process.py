@@ -67,8 +67,9 @@ async def test_a_worker_that_stays_ill_ends_with_an_error(
 
 
 class Beat:
-    def __init__(self, age_s: float, predicted_step_s: float) -> None:
+    def __init__(self, age_s: float, predicted_step_s: float, waited_s: float = 0.0) -> None:
         self.age_s = age_s
+        self.waited_s = waited_s
         self.predicted_step_s = predicted_step_s
 
 
@@ -82,3 +83,9 @@ def test_a_pulse_is_missed_after_two_seconds_or_four_steps() -> None:
     ):
         with pytest.raises(RuntimeError):
             check_pulse(beat, failure)
+
+
+def test_an_engine_that_others_keep_from_the_cores_is_alive() -> None:
+    check_pulse(Beat(6.4, 1.0, waited_s=2.5), None)
+    with pytest.raises(RuntimeError, match=r"no life for 6\.7 s"):
+        check_pulse(Beat(6.7, 1.0, waited_s=2.5), None)
