@@ -6,7 +6,8 @@
 A prefill and a decode worker as processes of their own, over loopback gRPC and a link, as the
 router drives them. Prints the time from COMMIT to the last byte of a one-block prompt against a
 unary gRPC call made in turns with it; the time to the first token of a cold prompt against the
-prefill worker's own prefill time; and first to second token against a decode step.
+prefill worker's own prefill time, and how long its threads were kept from the cores meanwhile; and
+first to second token against a decode step.
 
 With `--one-process` both workers run in this one, for the spans: it prints, too, which ranges had
 arrived when the prefill of a long prompt ended. What else it prints then holds for one interpreter
@@ -34,6 +35,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from relevo.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
+from bench.core_time import CoreTime
 from bench.worker_processes import WorkerProcesses
 from decode_workers.worker import DecodeWorker
 from prefill_workers.worker import PrefillWorker
@@ -207,18 +209,22 @@ async def measure(pair: Pair, options: argparse.Namespace) -> None:
     print(
         f"one block: COMMIT to arrival {statistics.median(tails) * 1e3:.2f} ms, unary call"
         f" {statistics.median(unary) * 1e3:.2f} ms, ratio {ratio:.2f}"
-        f"  (10%..90% of the tail: {_spread(tails)} ms)"
+        f"  (10%..90% of the tail: {_spread(tails)} ms)",
+        flush=True,
     )
     round_trip_s = statistics.median(unary)
     for _ in range(options.rounds):
+        before = CoreTime.of([pair.prefill.pid])
         times = await pair.run(prompt(options.prompt), max_tokens=12)
         step_s = (times.tokens_s[-1] - times.tokens_s[1]) / (len(times.tokens_s) - 2)
         over_s = times.first_s - (1.05 * times.prefill_s + 2 * round_trip_s)
         num_steps = (times.tokens_s[1] - times.first_s) / step_s
+        wait_s = CoreTime.of([pair.prefill.pid]).since(before).wait_s
         print(
             f"cold {options.prompt} tokens: first token {times.first_s:.3f} s, prefill"
-            f" {times.prefill_s:.3f} s, over the limit by {over_s * 1e3:+.1f} ms;"
-            f" first to second token {num_steps:.2f} decode steps"
+            f" {times.prefill_s:.3f} s ({wait_s:.1f} s without a core), over the limit by"
+            f" {over_s * 1e3:+.1f} ms; first to second token {num_steps:.2f} decode steps",
+            flush=True,
         )
     if options.one_process:
         await pair.run(prompt(options.long), max_tokens=2)
