@@ -46,14 +46,20 @@ class TileUse {
   TileUse(const TileUse&) = delete;
 };
 
+// Nothing is done beside a product.
+struct Nothing {
+  void operator()(int) const {}
+};
+
 // sums[l][r] (+)= lefts[l] * right[r] for up to two of each: `num_tiles` left tiles go along a row,
-// their rows `stride` numbers apart; right tiles of one r follow each other, those of the next are
-// `right_stride` tiles further on. `sums` holds [lefts][rights]. As many numbers as go by are fetched
-// into the cache, `ahead` numbers behind them; 0: none.
-template <int lefts, int rights, bool adds = false>
+// `step` numbers apart, their rows `stride` numbers; right tiles of one r follow each other, those of
+// the next are `right_stride` tiles further on. `sums` holds [lefts][rights]. beside(i) is called once
+// for each tile along the row: tiles and vectors are multiplied side by side.
+template <int lefts, int rights, bool adds = false, typename beside_t = Nothing>
 inline void multiply_tiles(
     const c10::BFloat16* const (&left)[lefts], int64_t stride, const RightTile* right,
-    int64_t right_stride, int num_tiles, TileSums* sums, int64_t ahead = 0) {
+    int64_t right_stride, int num_tiles, TileSums* sums, beside_t&& beside = {},
+    int64_t step = kTileInputs) {
   static_assert(lefts >= 1 && lefts <= 2 && rights >= 1 && rights <= 2);
   asm volatile("" : : : "memory");  // nor does it know that tiles are loaded from what was stored
   if constexpr (adds) {
@@ -68,12 +74,8 @@ inline void multiply_tiles(
     if constexpr (lefts == 2 && rights == 2) _tile_zero(3);
   }
   for (int i = 0; i < num_tiles; ++i) {
-    // A row is too short for the core to see the next ones coming: it is told line by line.
-    if (ahead)
-      for (const c10::BFloat16* rows : left)
-        for (int line = 0; line < kTileSide; ++line)
-          __builtin_prefetch(rows + ahead + (i * kTileSide + line) * kTileInputs);
-    _tile_loadd(4, left[0] + i * kTileInputs, stride * 2);
+    beside(i);
+    _tile_loadd(4, left[0] + i * step, stride * 2);
     _tile_loadd(6, right + i, 64);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (rights == 2) {
@@ -81,7 +83,7 @@ inline void multiply_tiles(
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (lefts == 2) {
-      _tile_loadd(5, left[1] + i * kTileInputs, stride * 2);
+      _tile_loadd(5, left[1] + i * step, stride * 2);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (rights == 2) _tile_dpbf16ps(3, 5, 7);
     }

@@ -60,7 +60,14 @@ inline void multiply(
   const RightTile* tiles = inputs.group(group);
 #ifdef __AMX_BF16__
   if (may_use_tiles()) {
-    multiply_tiles<2, groups>(weights, stride, tiles, num_tiles, num_tiles, sums, ahead);
+    // A row is too short for the core to see the next ones coming: it is told line by line.
+    const auto fetch = [&](int i) {
+      if (ahead)
+        for (const c10::BFloat16* rows : weights)
+          for (int line = 0; line < kTileSide; ++line)
+            __builtin_prefetch(rows + ahead + (i * kTileSide + line) * kTileInputs);
+    };
+    multiply_tiles<2, groups>(weights, stride, tiles, num_tiles, num_tiles, sums, fetch);
     for (int i = 0; i < 2 * groups; ++i) transpose(sums[i].rows);
     return;
   }
