@@ -23,6 +23,10 @@ class ScheduledRequest:
         """Whether the step produces this request's next token."""
         return self.end == self.request.num_tokens
 
+    def filled_block_ids(self, block_size: int) -> list[int]:
+        """Blocks of the request that this step writes from their first token to their last."""
+        return self.request.block_ids[-(-self.start // block_size) : self.end // block_size]
+
     @property
     def prompt_logprob_positions(self) -> range:
         """Tokens of the prompt whose logprobs are wanted and come out of the ones before them."""
@@ -38,8 +42,15 @@ class Schedule:
     """What one step will run."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)  # single tokens first
-    new_block_ids: list[int] = field(default_factory=list)  # to be wiped before the step
+    new_block_ids: list[int] = field(default_factory=list)  # given to a request for this step
     num_preemptions: int = 0
+
+    def block_ids_to_wipe(self, block_size: int) -> list[int]:
+        """New blocks, but those that the step fills: nobody reads what was in them before."""
+        if not self.new_block_ids:
+            return []
+        filled = {each for entry in self.scheduled for each in entry.filled_block_ids(block_size)}
+        return [each for each in self.new_block_ids if each not in filled]
 
     @property
     def num_decodes(self) -> int:

@@ -40,7 +40,7 @@ def run_schedule(
 ) -> list[RowResult]:
     """Results in the order of the schedule; raises when the forward as a whole fails."""
     visit_fault_points(schedule.scheduled)
-    kv_cache.zero(schedule.new_block_ids)
+    kv_cache.zero(schedule.block_ids_to_wipe(kv_cache.spec.block_size))
     attention = runner.plan_attention(schedule.scheduled, kv_cache)
     batch = build_batch(schedule.scheduled, attention, runner.device)
     row_maker.start(entry.request for entry in schedule.scheduled if entry.samples)

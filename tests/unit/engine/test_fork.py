@@ -97,7 +97,7 @@ class ForkMachine(RuleBasedStateMachine):
     @rule(budget=st.integers(1, 8), data=st.data())
     def step(self, budget: int, data: st.DataObject) -> None:
         schedule = self.scheduler.schedule(budget)
-        self.wipe(schedule.new_block_ids)
+        self.wipe(schedule.block_ids_to_wipe(BLOCK_SIZE))
         assert sum(r.num_seqs for r in self.scheduler.queues.running) <= MAX_NUM_SEQS
         for entry in schedule.scheduled:
             self.write(entry.request, entry.start, entry.end)

@@ -49,6 +49,16 @@ def test_a_long_prompt_runs_in_chunks_that_fill_the_budget():
     assert [step(scheduler, 8) for _ in range(4)] == [{"a": 8}, {"a": 8}, {"a": 4}, {"a": 1}]
 
 
+def test_new_blocks_are_wiped_unless_the_step_fills_them():
+    scheduler = make_scheduler()
+    request = add(scheduler, "a", 19)
+    schedule = scheduler.schedule(10)
+    assert schedule.new_block_ids == request.block_ids
+    assert schedule.block_ids_to_wipe(BLOCK_SIZE) == request.block_ids[2:]
+    apply(scheduler, schedule)
+    assert scheduler.schedule(10).block_ids_to_wipe(BLOCK_SIZE) == []
+
+
 def test_decodes_come_first_and_chunks_get_the_rest():
     scheduler = make_scheduler()
     add(scheduler, "a", 4)
