@@ -31,7 +31,7 @@ class ServerSpec(BaseModel):
     url: str = ""  # where it runs already; empty = it is started with `command`
     pids: list[int] = []  # of one that runs already, to be frozen; their children, too
     command: str = ""  # {port}, {port2}, {port3} are free ones, {env} the environment's values
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = {}  # what it gets beside ours; {env} as in the command
     ready: str = "/v1/models"  # answers 200 when it is ready
     model: str = ""  # empty = the first it names
     prompts: Literal["ids", "text", "chat"] = "ids"
@@ -101,6 +101,7 @@ def running(name: str, spec: ServerSpec, log_folder: Path) -> Iterator[PeerServe
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     command = shlex.split(spec.command.format(env=os.environ, **ports))
     log = log_folder / f"{name}.log"
-    with ServerProcess(command, log=log, environment=spec.environment) as process:
+    environment = {key: value.format(env=os.environ) for key, value in spec.environment.items()}
+    with ServerProcess(command, log=log, environment=environment) as process:
         url = f"http://127.0.0.1:{ports['port']}"
         yield PeerServer(name, spec, url=url, process=process)

@@ -1,6 +1,7 @@
 """The comparison of servers: the same work for each, and what is said when it was not the same."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -119,10 +120,13 @@ def test_the_shipped_file_of_servers_can_be_read() -> None:
 
 def test_a_server_is_started_frozen_and_ended(tmp_path: Path) -> None:
     spec = ServerSpec(
-        command=f"{sys.executable} -m http.server {{port}} --bind 127.0.0.1", freeze=True
+        command=f"{sys.executable} -m http.server {{port}} --bind 127.0.0.1",
+        environment={"BESIDE": "{env[PATH]}/x"},
+        freeze=True,
     )
     with running("web", spec, tmp_path) as server:
         [child] = [each for each in psutil.Process().children() if "http.server" in each.cmdline()]
+        until(lambda: child.environ().get("BESIDE") == f"{os.environ['PATH']}/x")
         server.freeze()
         until(lambda: child.status() == psutil.STATUS_STOPPED)
         server.thaw()
