@@ -52,18 +52,18 @@ void write_rows(
   });
 }
 
-template <typename run_t>
 std::vector<Piece> pieces_of(
-    const int32_t* row_starts, int num_rows, int num_kv_heads, int group) {
+    const int32_t* row_starts, int num_rows, int num_kv_heads, int group, int rows_per_piece,
+    int few_rows) {
   std::vector<Piece> pieces;
-  const int queries_at_once = std::max(1, run_t::kRowsPerPiece / group);
+  const int queries_at_once = std::max(1, rows_per_piece / group);
   // Heads of a single token stay together, unless that leaves threads without work.
   const int pieces_per_row = std::max(1, 2 * at::get_num_threads() / num_rows);
   const int heads_at_once = std::max(1, num_kv_heads / pieces_per_row);
   // Long rows lie last in the batch and their last pieces have most keys: those first.
   for (int row = num_rows - 1; row >= 0; --row) {
     const int num_queries = row_starts[row + 1] - row_starts[row];
-    const int num_heads = num_queries * group <= run_t::kFewRows ? heads_at_once : 1;
+    const int num_heads = num_queries * group <= few_rows ? heads_at_once : 1;
     const int last = (num_queries - 1) / queries_at_once * queries_at_once;
     for (int first = last; first >= 0; first -= queries_at_once)
       for (int head = 0; head < num_kv_heads; head += num_heads)
@@ -74,26 +74,45 @@ std::vector<Piece> pieces_of(
   return pieces;
 }
 
-template <typename run_t, typename call_t>
-void run_pieces(const call_t& call, int num_rows, int num_kv_heads) {
-  const std::vector<Piece> pieces =
-      pieces_of<run_t>(call.row_starts, num_rows, num_kv_heads, call.group);
+// run(piece, memory of the thread) for each.
+template <typename space_t, typename piece_t, typename run_t>
+void run_pieces(const std::vector<piece_t>& pieces, run_t&& run) {
+  if (pieces.empty()) return;
   std::atomic<size_t> next{0};
   // Each thread takes the next piece when it is done with one: pieces differ in length.
   at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
-    typename run_t::Space space;
+    space_t space;
     for (int64_t i = begin; i < end; ++i)
-      for (size_t n = next++; n < pieces.size(); n = next++) run_t(call, space, pieces[n]).run();
+      for (size_t n = next++; n < pieces.size(); n = next++) run(pieces[n], space);
   });
 }
+
+#ifdef __AMX_BF16__
+void attend_by_tiles(const TileRun::TileCall& call, int num_rows, int num_kv_heads) {
+  const auto prefixes =
+      SharedPrefixes<TileRun::TileCall>::of(call, num_rows, TileRun::kStretch);
+  RowStates states(num_rows, call.num_heads, LaneGroups::state_width(call));
+  for (const SharedPrefix& prefix : prefixes) states.share(prefix);
+  const TilePieces pieces(call, num_kv_heads, at::get_num_threads());
+  const auto run = [&](const TilePiece& piece, TileRun::Space& space) {
+    TileRun(call, states, space, piece).run();
+  };
+  run_pieces<TileRun::Space>(pieces.of_prefixes(prefixes), run);
+  run_pieces<TileRun::Space>(pieces.of_requests(num_rows, states), run);
+}
+#endif
 
 template <typename scalar_t, typename cache_t>
 void attend(const Call<scalar_t, cache_t>& call, int num_rows, int num_kv_heads) {
 #ifdef __AMX_BF16__
   if constexpr (std::is_same_v<Call<scalar_t, cache_t>, TileRun::TileCall>)
-    if (TileRun::suits(call)) return run_pieces<TileRun>(call, num_rows, num_kv_heads);
+    if (TileRun::suits(call)) return attend_by_tiles(call, num_rows, num_kv_heads);
 #endif
-  run_pieces<PieceRun<scalar_t, cache_t>>(call, num_rows, num_kv_heads);
+  using run_t = PieceRun<scalar_t, cache_t>;
+  const auto pieces = pieces_of(
+      call.row_starts, num_rows, num_kv_heads, call.group, run_t::kRowsPerPiece, run_t::kFewRows);
+  run_pieces<typename run_t::Space>(
+      pieces, [&](const Piece& piece, auto& space) { run_t(call, space, piece).run(); });
 }
 
 }  // namespace

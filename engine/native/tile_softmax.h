@@ -10,6 +10,8 @@
 #ifdef __AMX_BF16__
 namespace relevo {
 
+constexpr float kLog2E = 1.44269504f;
+
 // 2^x with a relative error below 2e-7; 1 for 0, 0 for whatever is far below, NaN for NaN.
 inline __m512 power_of_two(__m512 x) {
   const __m512 rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // 0 to 1
@@ -40,54 +42,56 @@ class RowsInLanes {
   // Without a sink nothing was seen yet. A hidden score is lower by far than what it starts with.
   static constexpr float kHidden = -std::numeric_limits<float>::max(), kNothing = kHidden / 2;
 
-  // Row r stands at `positions[r]`, in ascending order, and sees `window` positions (0: all).
-  void start(const int (&positions)[kTileSide], int window) {
+  // Row r stands at `positions[r]` and sees `window` positions (0: all).
+  void start(
+      const int (&positions)[kTileSide], int window, const float (&largest)[kTileSide],
+      const float (&total)[kTileSide]) {
     last_ = _mm512_loadu_si512(positions);
+    const int least = _mm512_reduce_min_epi32(last_), most = _mm512_reduce_max_epi32(last_);
     first_ = window > 0 ? _mm512_sub_epi32(last_, _mm512_set1_epi32(window - 1))
                         : _mm512_setzero_si512();
-    end_ = positions[kTileSide - 1] + 1;
-    begin_ = window > 0 ? std::max(0, positions[0] - window + 1) : 0;
-    all_see_begin_ = window > 0 ? positions[kTileSide - 1] - window + 1 : 0;
-    all_see_end_ = positions[0] + 1;
-    largest_ = _mm512_set1_ps(kNothing);
-    total_ = _mm512_setzero_ps();
+    end_ = most + 1;
+    begin_ = window > 0 ? std::max(0, least - window + 1) : 0;
+    all_see_begin_ = window > 0 ? most - window + 1 : 0;
+    all_see_end_ = least + 1;
+    largest_ = _mm512_loadu_ps(largest);
+    total_ = _mm512_loadu_ps(total);
   }
 
-  // A sink is one more key with this score and no value.
-  void start_from(const float (&sinks)[kTileSide]) {
-    largest_ = _mm512_loadu_ps(sinks);
-    total_ = _mm512_set1_ps(1);
+  void stop(float (&largest)[kTileSide], float (&total)[kTileSide]) const {
+    _mm512_storeu_ps(largest, largest_);
+    _mm512_storeu_ps(total, total_);
   }
 
   int begin() const { return begin_; }  // what any row sees
   int end() const { return end_; }
-  __m512 total() const { return total_; }
 
-  // Scores of the keys from position `begin` on -> their weights relative to the largest score so
-  // far, rounded, row by row. What was added up before is to be multiplied by the result.
-  template <int stride>
-  __m512 weigh(
-      TileSums* scores, int begin, int num_steps, float softcap, c10::BFloat16* weights,
+  // Scores of the keys from position `begin` on, in tiles of 16 that are `stride` apart -> their weights
+  // relative to the largest score so far, rounded, row by row. What was added up before is to be
+  // multiplied by the result. Compiled once, as sums are to come out alike.
+  [[gnu::noinline]] __m512 weigh(
+      TileSums* scores, int stride, int begin, int num_steps, float softcap, c10::BFloat16* weights,
       int row_length) {
     const int end = begin + num_steps * kTileInputs;
     if (softcap > 0) cap_softly(scores, 2 * num_steps, stride, softcap);
     if (begin < all_see_begin_ || end > all_see_end_)
-      for_keys<stride>(
-          scores, num_steps, [&](int key, __m512& score) { hide(begin + key, score); });
-    __m512 largest = largest_;
-    for_keys<stride>(
-        scores, num_steps, [&](int, __m512& score) { largest = _mm512_max_ps(largest, score); });
-    const __m512 before = power_of_two(_mm512_sub_ps(largest_, largest));
-    largest_ = largest;
-    const __m512 sum = weigh_tiles<stride>(scores, num_steps, weights, row_length);
+      for_keys(scores, stride, num_steps, [&](int key, __m512& score) { hide(begin + key, score); });
+    __m512 largest[2] = {largest_, largest_};
+    for_keys(scores, stride, num_steps, [&](int key, __m512& score) {
+      largest[key % 2] = _mm512_max_ps(largest[key % 2], score);
+    });
+    largest[0] = _mm512_max_ps(largest[0], largest[1]);
+    const __m512 before = power_of_two(_mm512_sub_ps(largest_, largest[0]));
+    largest_ = largest[0];
+    const __m512 sum = weigh_tiles(scores, stride, num_steps, weights, row_length);
     total_ = _mm512_fmadd_ps(total_, before, sum);
     return before;
   }
 
  private:
-  // Tiles of 16 keys, `stride` tiles apart: function(key, its scores).
-  template <int stride, typename function_t>
-  static void for_keys(TileSums* scores, int num_steps, function_t&& function) {
+  // function(key, its scores)
+  template <typename function_t>
+  static void for_keys(TileSums* scores, int stride, int num_steps, function_t&& function) {
     for (int tile = 0; tile < num_steps * 2; ++tile)
 #pragma GCC unroll 16
       for (int key = 0; key < kTileSide; ++key)
@@ -102,9 +106,9 @@ class RowsInLanes {
   }
 
   // The sum of the weights, not rounded.
-  template <int stride>
   __m512 weigh_tiles(
-      const TileSums* scores, int num_steps, c10::BFloat16* weights, int row_length) const {
+      const TileSums* scores, int stride, int num_steps, c10::BFloat16* weights,
+      int row_length) const {
     __m512 even = _mm512_setzero_ps(), odd = even;
     for (int step = 0; step < num_steps; ++step) {
       __m512i columns[kTileSide];
