@@ -32,6 +32,9 @@ def prepare(
         token_file = cluster.token_file or str(run_directory / "token")
         create_token(Path(token_file).expanduser())
         cluster = cluster.model_copy(update={"token_file": token_file})
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray's own is 15, what others on this machine leave over: ours have people waiting.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         _prepare_ray_token(run_directory)
     return rooms.with_absolute_paths(config.model_copy(update={"model": model, "cluster": cluster}))
 
@@ -56,7 +59,6 @@ def _convert_demo_model(name: str) -> None:
 def _prepare_ray_token(run_directory: Path) -> None:
     """Our own Ray asks for a token: the person's own, or one that lives as long as this run."""
     os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     is_known = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
     if is_known or (Path.home() / ".ray" / "auth_token").is_file():
         return

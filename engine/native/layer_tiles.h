@@ -161,7 +161,8 @@ class TurnProducts {
  private:
   static const TokenTiles& rounded(const at::Tensor& input) {
     thread_local TokenTiles tiles;
-    tiles.take(input.const_data_ptr<float>(), input.size(1), input.size(2));
+    const at::Tensor lined = input.contiguous();
+    tiles.take(lined.const_data_ptr<float>(), input.size(1), input.size(2));
     return tiles;
   }
 

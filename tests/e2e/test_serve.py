@@ -233,6 +233,11 @@ def test_our_sockets_are_on_loopback_and_the_others_are_those_on_the_list(
     assert too_many == []
 
 
+def test_workers_get_as_much_of_the_cores_as_other_programs(cluster: ServedCluster) -> None:
+    for worker_id in ("decode-0", "prefill-0"):
+        assert psutil.Process(cluster.worker(worker_id)["pid"]).nice() == psutil.Process().nice()
+
+
 def test_ray_asks_for_its_token(cluster: ServedCluster) -> None:
     (line,) = (line for _, line in cluster.lines if line.startswith("  Ray dashboard"))
     url = line.removeprefix("  Ray dashboard").strip(" )").partition("  (token: ")[0]
