@@ -6,20 +6,10 @@
 #include <limits>
 
 #include "bfloat16_tiles.h"
+#include "exponential.h"
 
 #ifdef __AMX_BF16__
 namespace relevo {
-
-constexpr float kLog2E = 1.44269504f;
-
-// 2^x with a relative error below 2e-7; 1 for 0, 0 for whatever is far below, NaN for NaN.
-inline __m512 power_of_two(__m512 x) {
-  const __m512 rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // 0 to 1
-  __m512 power = _mm512_set1_ps(0.00186713168f);
-  for (const float factor : {0.00901702698f, 0.0557999164f, 0.240164444f, 0.693151295f, 1.0f})
-    power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(factor));
-  return _mm512_scalef_ps(power, x);
-}
 
 // Scores of tiles that are `stride` apart -> cap * tanh(score / cap), by 1 - 2 / (e^2x + 1). Compiled
 // once: -ffast-math divides differently from place to place.
