@@ -22,8 +22,8 @@ class TileRun {
     TileUse use;
     LaneGroups::Space groups;
     KeyStretch keys;
-    TileSums scores[2 * kSteps * 2];  // [tiles of keys, groups]
-    alignas(64) Number weights[2][kTileSide][kStretch];
+    Numbers<TileSums> scores;  // [groups, tiles of keys]
+    Numbers<Number> weights;   // [groups, 16, keys]
   };
 
   static bool suits(const TileCall& call) {
@@ -44,53 +44,84 @@ class TileRun {
         space_.keys.read(
             call_, piece_.requests[0], piece_.first_head + head, num_heads, at,
             std::max(at, begin), std::min(at + kStretch, piece_.end));
-        LaneGroup *group = groups_.begin(head), *end = groups_.end(head);
-        for (; group + 2 <= end; group += 2) attend<2>(at, group, num_heads);
-        if (group < end) attend<1>(at, group, num_heads);
+        attend(at, head, num_heads);
       }
     groups_.finish();
   }
 
  private:
-  // One or two groups with those keys of the stretch that they see.
-  template <int num_groups>
-  void attend(int at, LaneGroup* groups, int num_heads) {
+  // One or two groups that are multiplied together, and what they see of a stretch.
+  struct Seen {
+    LaneGroup* groups;
+    int num_heads, first_step, num_steps;
+    TileSums* scores;  // [tiles of keys, groups]
+    Number* weights;   // [groups, rows, keys]
+  };
+
+  // Tiles and vectors work in long turns: each change between them costs as much as eight products.
+  void attend(int at, int first_head, int num_heads) {
+    LaneGroup *const begin = groups_.begin(first_head), *const end = groups_.end(first_head);
+    space_.scores.resize((end - begin) * 2 * kSteps);
+    space_.weights.resize((end - begin) * kTileSide * kStretch);
+    const auto for_seen = [&](auto&& function) {
+      for (LaneGroup* groups = begin; groups < end; groups += groups->together) {
+        const Seen seen = see(groups, groups - begin, at, num_heads);
+        if (seen.num_steps > 0) function(seen);
+      }
+    };
+    for_seen([&](const Seen& seen) {
+      for (int step = 0; step < seen.num_steps; ++step) score(seen, step);
+    });
+    for_seen([&](const Seen& seen) {
+      for (int g = 0; g < seen.groups->together; ++g) weigh(seen, g, at);
+    });
+    for_seen([&](const Seen& seen) {
+      for (int tile = 0; tile < num_heads * groups_.value_tiles_of_head(); tile += 2)
+        add(seen, tile);
+    });
+  }
+
+  Seen see(LaneGroup* groups, int number, int at, int num_heads) {
     int begin = kStretch, end = 0;
-    for (int g = 0; g < num_groups; ++g) {
+    for (int g = 0; g < groups->together; ++g) {
       begin = std::min(begin, groups[g].softmax.begin() - at);
       end = std::max(end, groups[g].softmax.end() - at);
     }
     const int first = std::max(0, begin) / kTileInputs;
-    const int num_steps = round_up(std::min(kStretch, end), kTileInputs) / kTileInputs - first;
-    if (num_steps <= 0) return;
-    for (int step = 0; step < num_steps; ++step)
-      score<num_groups>(
-          first + step, groups, num_heads, space_.scores + 2 * step * num_groups);
-    for (int g = 0; g < num_groups; ++g) {
-      const __m512 before = groups[g].softmax.weigh(
-          space_.scores + g, num_groups, at + first * kTileInputs, num_steps,
-          call_.softcap * kLog2E, space_.weights[g][0], kStretch);
-      groups_.rescale(groups[g], before);
-    }
-    add<num_groups>(first, num_steps, groups, num_heads);
+    return {
+        groups, num_heads, first,
+        round_up(std::min(kStretch, end), kTileInputs) / kTileInputs - first,
+        &space_.scores[number * 2 * kSteps], &space_.weights[number * kTileSide * kStretch]};
   }
 
-  template <int num_groups>
-  void score(int step, const LaneGroup* groups, int num_heads, TileSums* scores) const {
-    const Number* both[2] = {space_.keys.keys(2 * step), space_.keys.keys(2 * step + 1)};
-    multiply_tiles<2, num_groups>(
-        both, space_.keys.stride(), groups->queries, groups_.query_tiles(),
-        num_heads * groups_.query_tiles_of_head(), scores);
+  void score(const Seen& seen, int step) const {
+    const int key_tile = 2 * (seen.first_step + step), num_groups = seen.groups->together;
+    const Number* both[2] = {space_.keys.keys(key_tile), space_.keys.keys(key_tile + 1)};
+    const int64_t stride = space_.keys.stride(), between = groups_.query_tiles();
+    const int num_tiles = seen.num_heads * groups_.query_tiles_of_head();
+    TileSums* scores = seen.scores + 2 * step * num_groups;
+    if (num_groups == 2)
+      multiply_tiles<2, 2>(both, stride, seen.groups->queries, between, num_tiles, scores);
+    else
+      multiply_tiles<2, 1>(both, stride, seen.groups->queries, between, num_tiles, scores);
   }
 
-  template <int num_groups>
-  void add(int first_step, int num_steps, LaneGroup* groups, int num_heads) const {
-    const Number* weights[num_groups];
-    for (int g = 0; g < num_groups; ++g) weights[g] = space_.weights[g][0];
-    for (int tile = 0; tile < num_heads * groups_.value_tiles_of_head(); tile += 2)
-      multiply_tiles<num_groups, 2, true>(
-          weights, kStretch, space_.keys.values() + tile * kSteps + first_step, kSteps, num_steps,
-          groups->sums + tile * num_groups);
+  void weigh(const Seen& seen, int g, int at) const {
+    const __m512 before = seen.groups[g].softmax.weigh(
+        seen.scores + g, seen.groups->together, at + seen.first_step * kTileInputs, seen.num_steps,
+        call_.softcap * kLog2E, seen.weights + g * kTileSide * kStretch, kStretch);
+    groups_.rescale(seen.groups[g], before);
+  }
+
+  void add(const Seen& seen, int tile) const {
+    const RightTile* values = space_.keys.values() + tile * kSteps + seen.first_step;
+    TileSums* sums = seen.groups->sums + tile * seen.groups->together;
+    if (seen.groups->together == 2)
+      multiply_tiles<2, 2, true>(
+          {seen.weights, seen.weights + kTileSide * kStretch}, kStretch, values, kSteps,
+          seen.num_steps, sums);
+    else
+      multiply_tiles<1, 2, true>({seen.weights}, kStretch, values, kSteps, seen.num_steps, sums);
   }
 
   const TileCall& call_;

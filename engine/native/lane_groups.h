@@ -97,12 +97,12 @@ class LaneGroups {
     _mm512_store_ps(by_lane, factors);
     unsigned changed = _mm512_cmpneq_ps_mask(factors, _mm512_set1_ps(1));
     for (; changed != 0; changed &= changed - 1) {
-      const int lane = __builtin_ctz(changed), first = group.rows[lane].kv_head * value_tiles_;
+      const int lane = __builtin_ctz(changed);
       const __m512 factor = _mm512_set1_ps(by_lane[lane]);
-      for (int tile = first; tile < first + value_tiles_; ++tile) {
-        __m512& sums = group.sums_of(tile, lane);
-        sums = _mm512_mul_ps(sums, factor);
-      }
+      TileSums* pair = group.sums + group.rows[lane].kv_head * value_tiles_ * group.together;
+      for (int tile = 0; tile < value_tiles_; tile += 2, pair += 2 * group.together)
+        for (TileSums* sums : {&pair[0], &pair[1]})
+          sums->rows[lane] = _mm512_mul_ps(sums->rows[lane], factor);
     }
   }
 
@@ -124,18 +124,19 @@ class LaneGroups {
     const int num_rows = std::min(num_heads_, piece_.num_heads - first_head) * piece_.num_rows;
     const bool are_many = piece_.requests.size() > 1;
     group.num_rows = std::min(kTileSide, num_rows - first_row);
-    for (int lane = 0; lane < kTileSide; ++lane) {
-      if (lane >= group.num_rows) {
-        group.rows[lane] = group.rows[lane - 1];
-        continue;
-      }
-      const int kv_head = (first_row + lane) / piece_.num_rows;
-      const int row = piece_.first_row + first_row + lane - kv_head * piece_.num_rows;
-      const int query = row / call_.group, request = piece_.requests[are_many ? query : 0];
+    int kv_head = first_row / piece_.num_rows, row = first_row % piece_.num_rows;
+    int query = (piece_.first_row + row) / call_.group, head = (piece_.first_row + row) % call_.group;
+    for (int lane = 0; lane < group.num_rows; ++lane) {
+      const int request = piece_.requests[are_many ? query : 0];
       group.rows[lane] = {
-          kv_head, (piece_.first_head + first_head + kv_head) * call_.group + row % call_.group,
-          request, call_.row_starts[request] + (are_many ? 0 : query)};
+          kv_head, (piece_.first_head + first_head + kv_head) * call_.group + head, request,
+          call_.row_starts[request] + (are_many ? 0 : query)};
+      if (++head == call_.group) head = 0, ++query;
+      if (++row < piece_.num_rows) continue;
+      row = 0, ++kv_head;
+      query = piece_.first_row / call_.group, head = piece_.first_row % call_.group;
     }
+    std::fill(group.rows + group.num_rows, group.rows + kTileSide, group.rows[group.num_rows - 1]);
   }
 
   void start_softmax(LaneGroup& group) {
@@ -172,9 +173,10 @@ class LaneGroups {
   }
 
   __m512i scaled_row(const float* from) const {
-    alignas(64) float scaled[kTileInputs];
-    for (int i = 0; i < kTileInputs; ++i) scaled[i] = from[i] * (call_.scale * kLog2E);
-    return rounded_row(scaled);
+    const __m512 factor = _mm512_set1_ps(call_.scale * kLog2E);
+    const __m512 first = _mm512_mul_ps(_mm512_loadu_ps(from), factor);
+    const __m512 second = _mm512_mul_ps(_mm512_loadu_ps(from + kTileSide), factor);
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
   }
 
   void keep(LaneGroup& group, int lane, float largest, float total) {

@@ -46,7 +46,7 @@ class RowStates {
 template <typename call_t>
 class TilePieces {
  public:
-  static constexpr int kRows = 96, kSharedRows = 32, kFewRows = 16;
+  static constexpr int kMostRows = 192, kLeastRows = 32, kFewRows = 16;
 
   TilePieces(const call_t& call, int num_kv_heads, int num_threads)
       : call_(call), num_kv_heads_(num_kv_heads), num_threads_(num_threads) {}
@@ -55,8 +55,8 @@ class TilePieces {
     std::vector<TilePiece> pieces;
     for (const SharedPrefix& prefix : prefixes) {
       const int num_rows = prefix.rows.size() * call_.group;
-      for (int first = 0; first < num_rows; first += kSharedRows)
-        add({prefix.rows, 0, 0, first, std::min(kSharedRows, num_rows - first), 0, prefix.end, true},
+      for (int first = 0; first < num_rows; first += kLeastRows)
+        add({prefix.rows, 0, 0, first, std::min(kLeastRows, num_rows - first), 0, prefix.end, true},
             prefixes.size(), pieces);
     }
     return sorted(std::move(pieces));
@@ -67,8 +67,9 @@ class TilePieces {
     for (int request = 0; request < num_requests; ++request) {
       const int num_own = call_.row_starts[request + 1] - call_.row_starts[request];
       const int begin = states.end(request), before = call_.context_lens[request] - num_own;
+      const int most = rows_at_once(num_own * call_.group);
       for (int first = 0, num_rows = 0; first < num_own * call_.group; first += num_rows) {
-        num_rows = std::min(kRows, num_own * call_.group - first);
+        num_rows = std::min(most, num_own * call_.group - first);
         const int end = before + (first + num_rows - 1) / call_.group + 1;
         add({{request}, 0, 0, first, num_rows, begin, end, false}, num_requests, pieces);
       }
@@ -77,6 +78,12 @@ class TilePieces {
   }
 
  private:
+  // Of a request with so many for each KV head: many, unless that leaves threads without work.
+  int rows_at_once(int num_rows) const {
+    const int even = num_rows * num_kv_heads_ / (4 * num_threads_);
+    return std::clamp(round_up(even, kLeastRows), kLeastRows, kMostRows);
+  }
+
   // Few rows of several heads stay together, unless that leaves threads without work.
   void add(TilePiece piece, int num_others, std::vector<TilePiece>& pieces) const {
     const int num_pieces = std::max(1, 2 * num_threads_ / num_others);
