@@ -22,12 +22,15 @@ from engine.sampling.params import SamplingParams
 from engine.schedule import ScheduledRequest
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 32
-# requests, tokens of each in the step, context with them
-CASES = {
-    "1 decode at 288": (1, 1, 288),
-    "16 decodes at 288": (16, 1, 288),
-    "prompt of 128": (1, 128, 128),
-    "prompt of 2,000": (1, 2000, 2000),
+# requests, tokens of each in the step, context with them, what of it is the same for all
+Case = tuple[int, int, int, int]
+CASES: dict[str, Case] = {
+    "1 decode at 288": (1, 1, 288, 0),
+    "16 decodes at 288": (16, 1, 288, 0),
+    "16 decodes at 1,500": (16, 1, 1500, 0),
+    "16 decodes at 1,124, 1,024 shared": (16, 1, 1124, 1024),
+    "prompt of 128": (1, 128, 128, 0),
+    "prompt of 2,000": (1, 2000, 2000, 0),
 }
 
 
@@ -53,12 +56,12 @@ def main() -> None:
                 for layer in range(arguments.layers):
                     attend(layer)
                 best[way] = min(best[way], time.perf_counter() - started_at_s)
-        print(f"{name:18}", *(f"{way} {best_s * 1e3:.2f} ms" for way, best_s in best.items()))
+        print(f"{name:33}", *(f"{way} {best_s * 1e3:.2f} ms" for way, best_s in best.items()))
 
 
-def _ours(case: tuple[int, int, int], num_layers: int, dtype: str) -> Callable[[int], object]:
-    num_requests, num_tokens, context = case
-    count = -(-context // BLOCK_SIZE)
+def _ours(case: Case, num_layers: int, dtype: str) -> Callable[[int], object]:
+    num_requests, num_tokens, context, num_shared = case
+    count, shared = -(-context // BLOCK_SIZE), num_shared // BLOCK_SIZE
     spec = KVCacheSpec(
         num_layers=num_layers,
         num_kv_heads=KV_HEADS,
@@ -77,7 +80,8 @@ def _ours(case: tuple[int, int, int], num_layers: int, dtype: str) -> Callable[[
             num_prompt_tokens=context,
             sampling_params=SamplingParams(max_tokens=1),
         )
-        request.block_ids = list(range(number * count, (number + 1) * count))
+        own = range(number * count + shared, (number + 1) * count)
+        request.block_ids = [*range(shared), *own]
         scheduled.append(ScheduledRequest(request=request, start=context - num_tokens, end=context))
     attention = NativeAttention.plan(scheduled, cache)
     query, key, value = (
@@ -87,8 +91,8 @@ def _ours(case: tuple[int, int, int], num_layers: int, dtype: str) -> Callable[[
     return lambda layer: attention.attend(LayerAttention(layer, HEAD_DIM**-0.5), query, key, value)
 
 
-def _torch(case: tuple[int, int, int], num_layers: int) -> Callable[[int], object]:
-    num_requests, num_tokens, context = case
+def _torch(case: Case, num_layers: int) -> Callable[[int], object]:
+    num_requests, num_tokens, context, _ = case
     query = torch.randn(num_requests, HEADS, num_tokens, HEAD_DIM).bfloat16()
     kv = torch.randn(num_layers, 2, num_requests, KV_HEADS, context, HEAD_DIM).bfloat16()
     return lambda layer: scaled_dot_product_attention(
