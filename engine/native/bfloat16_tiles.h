@@ -54,8 +54,10 @@ struct Nothing {
 // sums[l][r] (+)= lefts[l] * right[r] for up to two of each: `num_tiles` left tiles go along a row,
 // `step` numbers apart, their rows `stride` numbers; right tiles of one r follow each other, those of
 // the next are `right_stride` tiles further on. `sums` holds [lefts][rights]. beside(i) is called once
-// for each tile along the row: tiles and vectors are multiplied side by side.
-template <int lefts, int rights, bool adds = false, typename beside_t = Nothing>
+// for each tile along the row: tiles and vectors are multiplied side by side. Left tiles that are
+// streamed leave the first cache to the right ones, which come again sooner.
+template <
+    int lefts, int rights, bool adds = false, bool streams = false, typename beside_t = Nothing>
 inline void multiply_tiles(
     const c10::BFloat16* const (&left)[lefts], int64_t stride, const RightTile* right,
     int64_t right_stride, int num_tiles, TileSums* sums, beside_t&& beside = {},
@@ -75,7 +77,10 @@ inline void multiply_tiles(
   }
   for (int i = 0; i < num_tiles; ++i) {
     beside(i);
-    _tile_loadd(4, left[0] + i * step, stride * 2);
+    if constexpr (streams)
+      _tile_stream_loadd(4, left[0] + i * step, stride * 2);
+    else
+      _tile_loadd(4, left[0] + i * step, stride * 2);
     _tile_loadd(6, right + i, 64);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (rights == 2) {
@@ -83,7 +88,10 @@ inline void multiply_tiles(
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (lefts == 2) {
-      _tile_loadd(5, left[1] + i * step, stride * 2);
+      if constexpr (streams)
+        _tile_stream_loadd(5, left[1] + i * step, stride * 2);
+      else
+        _tile_loadd(5, left[1] + i * step, stride * 2);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (rights == 2) _tile_dpbf16ps(3, 5, 7);
     }

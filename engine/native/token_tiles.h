@@ -86,7 +86,7 @@ inline void multiply_tokens(const TokenTiles& tokens, const WeightTiles& weights
         ahead += bytes_per_step;
         finish_some(step * tokens_per_step, tokens_per_step);
       };
-      multiply_tiles<2, 2>(
+      multiply_tiles<2, 2, false, true>(
           both, kTileInputs, right, num_tiles, num_tiles, sums[own], beside,
           kTileSide * kTileInputs);
       first_token = pair * kTokens;
