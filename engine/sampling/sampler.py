@@ -9,6 +9,7 @@ from engine.sampling.bias import add_biases
 from engine.sampling.candidates import draw_among_likeliest, may_decide, take_rows
 from engine.sampling.draw import draw
 from engine.sampling.filters import hide_unlikely
+from engine.sampling.largest import find_largest
 from engine.sampling.masks import apply_masks
 from engine.sampling.params import SamplingParams
 from engine.sampling.penalties import penalise
@@ -22,9 +23,11 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
     """One token per row of `logits` [rows, vocab]; None where the logits are not finite."""
     if logits.dtype in {torch.bfloat16, torch.float16}:
         logits = logits.float()
-    is_usable = torch.isfinite(logits.amax(dim=-1))  # NaN wins a maximum
-    logits = adjust(logits, rows)
-    token_ids = logits.argmax(dim=-1)
+    largest, token_ids = find_largest(logits)
+    is_usable = torch.isfinite(largest)
+    adjusted = adjust(logits, rows)
+    if adjusted is not logits:
+        logits, (_, token_ids) = adjusted, find_largest(adjusted)
     random_rows = [n for n, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
     if random_rows:
         index = torch.tensor(random_rows, device=logits.device)
