@@ -52,7 +52,7 @@ class ModelRunner:
         )
         self.spec = traits.spec
         self.paged = self._choose_paged(config, traits, int(text_config.num_attention_heads))
-        self._mask = torch.empty(1, 1, 0, 0, device=self.device) if self.paged else None
+        self._mask = torch.empty(1, 1, 0, 0, device=self.device)
         if self.paged is None:
             self.plan_attention = choose_attention(config.attention, self.device)
         else:
@@ -121,7 +121,8 @@ class ModelRunner:
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,
             use_cache=False,
-            # Without any, transformers looks for padding, which asks the device and waits for it.
+            # Without any, transformers looks for padding and packed rows: a quarter of a
+            # millisecond, and longer where it waits for a device.
             attention_mask=self._mask,
             logits_to_keep=batch.sample_index,
             attention_metadata=batch.attention,

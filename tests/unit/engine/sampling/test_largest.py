@@ -20,7 +20,9 @@ def test_it_is_the_first_of_the_largest(dtype: torch.dtype, width: int):
     rows[6, width - 1] = 100.0
     values, places = find_largest(rows)
     assert torch.equal(places, rows.argmax(dim=-1))
-    assert torch.equal(values.nan_to_num(7.0, 8.0, 9.0), rows.amax(dim=-1).nan_to_num(7.0, 8.0, 9.0))
+    assert torch.equal(
+        values.nan_to_num(7.0, 8.0, 9.0), rows.amax(dim=-1).nan_to_num(7.0, 8.0, 9.0)
+    )
 
 
 def test_a_view_of_some_columns():
