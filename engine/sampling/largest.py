@@ -19,9 +19,10 @@ def find_largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _find_by_pieces(rows: torch.Tensor) -> torch.Tensor:
     width = rows.shape[-1]
     whole = width // _WIDTH * _WIDTH
-    largest = rows[:, :whole].unflatten(-1, (-1, _WIDTH)).amax(dim=-1)
+    largest = rows[:, :whole].view(len(rows), -1, _WIDTH).amax(dim=-1)
     if whole < width:
         largest = torch.cat((largest, rows[:, whole:].amax(dim=-1, keepdim=True)), dim=-1)
     piece = largest.argmax(dim=-1, keepdim=True)
     places = (piece * _WIDTH + torch.arange(_WIDTH)).clamp(max=width - 1)
-    return places.gather(-1, rows.gather(-1, places).argmax(dim=-1, keepdim=True))
+    place: torch.Tensor = rows.gather(-1, places).argmax(dim=-1, keepdim=True)
+    return places.gather(-1, place)
