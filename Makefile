@@ -62,7 +62,7 @@ export TQDM_DISABLE = 1
 .PHONY: help setup gemma serve test unit check fmt protos published docs site dashboards soak gpu gpu2 size lock audit
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP) $(NATIVE) $(MODEL) ## the venv with pinned dependencies, and the demo model (TORCH=cuda for GPUs)
 

@@ -3,8 +3,10 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from cluster.config import ClusterConfig
+from cluster.model_source import has_chat_template
 
 
 def table(config: ClusterConfig, dashboard: str, run_directory: Path) -> dict[str, str]:
@@ -42,15 +44,16 @@ def _reachable_host(config: ClusterConfig) -> str:
 
 def curl(config: ClusterConfig) -> str:
     """A first request to paste."""
-    body = json.dumps(
-        {
-            "model": config.model.name,
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "temperature": 0,
-        }
-    )
+    fields: dict[str, Any]
+    if has_chat_template(config.model.path):
+        question = {"role": "user", "content": "What is the capital of France?"}
+        path, fields = "/v1/chat/completions", {"messages": [question]}
+    else:
+        path, fields = "/v1/completions", {"prompt": "The capital of France is"}
+    body = json.dumps({"model": config.model.name, **fields, "temperature": 0})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.ingress.api_keys_file else ""
     tls = config.ingress.tls
     ca = f" --cacert {tls.certificate_file}" if tls is not None else ""
-    url = f"{_http_url(config)}/v1/chat/completions"
-    return f"curl{ca} {url} -H 'Content-Type: application/json'{key} -d '{body}'"
+    return (
+        f"curl{ca} {_http_url(config)}{path} -H 'Content-Type: application/json'{key} -d '{body}'"
+    )

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 
@@ -97,6 +98,15 @@ def is_hub_id(path: str) -> bool:
     return bool(HUB_ID.fullmatch(path)) and not path.startswith(".") and not Path(path).exists()
 
 
+def has_chat_template(path: str) -> bool:
+    """Whether a model can chat; True for one that does not lie on this machine."""
+    directory = Path(path).expanduser()
+    if not is_checkpoint(directory) or any(directory.glob("chat_template*")):
+        return True
+    settings = _json_object(directory / "tokenizer_config.json")
+    return "chat_template" in settings
+
+
 def front_directory(path: str) -> str:
     """A directory on this node with the tokenizer; what only a hub has is fetched, no weights."""
     if not is_hub_id(path):
@@ -120,12 +130,17 @@ def revision_of(path: str) -> str:
 
 
 def _source_digest(file: Path) -> str:
-    try:
-        source = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return ""
-    digest = source.get("sha256") if isinstance(source, dict) else None
+    digest = _json_object(file).get("sha256")
     return digest if isinstance(digest, str) else ""
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    """What the file holds; nothing where it is missing or holds something else."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def fetch_hub_model(hub_id: str) -> str:
