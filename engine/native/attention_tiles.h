@@ -1,8 +1,9 @@
 // A piece of attention over a bfloat16 cache by tiles: keys are left tiles, queries right ones, so each
 // row of the piece is a column. Rows of several KV heads stand side by side where they are few: zeros
 // are their queries for the keys of other heads. Weights are turned into left tiles, since values are
-// right ones as soon as those of two keys alternate. Keys go by in stretches that start at multiples,
-// and what a row does not see adds nothing: a row is computed alike whatever else is in its piece.
+// right ones as soon as those of two keys alternate. Zeros fill up what heads do not. Keys go by in
+// stretches that start at multiples, and what a row does not see adds nothing: a row is computed alike
+// whatever else is in its piece.
 #pragma once
 
 #include "lane_groups.h"
@@ -26,10 +27,7 @@ class TileRun {
     Numbers<Number> weights;   // [groups, 16, keys]
   };
 
-  static bool suits(const TileCall& call) {
-    return call.head_dim % kTileInputs == 0 && call.head_stride % kTileInputs == 0 &&
-        call.value_dim % kTileSide == 0 && may_use_tiles();
-  }
+  static bool suits(const TileCall&) { return may_use_tiles(); }
 
   TileRun(const TileCall& call, RowStates& states, Space& space, const TilePiece& piece)
       : call_(call), space_(space), piece_(piece), groups_(call, states, space.groups, piece) {}

@@ -23,9 +23,9 @@ class KeyStretch {
       const TileCall& call, int request, int first_head, int num_heads, int at, int begin, int end) {
     nothing_.resize(num_heads * call.head_stride);
     find(call, request, first_head, at, begin, end);
-    pair_values(num_heads * round_up(call.value_dim, kTileInputs) / kTileSide);
+    pair_values((num_heads - 1) * call.head_stride + call.value_dim);
     stride_ = call.token_stride;
-    if (call.block_size % kTileSide != 0) copy_keys(num_heads * call.head_dim);
+    if (!lie_as_tiles(call)) copy_keys(num_heads * call.head_dim);
   }
 
   const Number* keys(int tile) const { return keys_[tile * kTileSide]; }
@@ -35,6 +35,10 @@ class KeyStretch {
   const RightTile* values() const { return paired_.data(); }
 
  private:
+  static bool lie_as_tiles(const TileCall& call) {
+    return call.block_size % kTileSide == 0 && call.head_dim % kTileInputs == 0;
+  }
+
   void find(const TileCall& call, int request, int head, int at, int begin, int end) {
     for (int i = 0; i < kKeys; ++i) keys_[i] = values_[i] = nothing_.data();
     for (int position = begin; position < end;) {
@@ -46,32 +50,40 @@ class KeyStretch {
         key += call.token_stride;
       }
     }
-    if (call.block_size % kTileSide != 0) return;
+    if (!lie_as_tiles(call)) return;
     for (int tile = 0; tile < kKeys; tile += kTileSide) {
       const int seen = std::clamp(at + tile, begin, end - 1);
       keys_[tile] = call.slot(request, seen / kTileSide * kTileSide, 0, head);
     }
   }
 
-  void pair_values(int num_tiles) {
+  // `width` numbers of each value, and zeros behind them.
+  void pair_values(int width) {
+    const int num_tiles = round_up(width, kTileInputs) / kTileSide;
     paired_.resize(size_t(num_tiles) * kSteps);
     for (int key = 0; key < kKeys; key += 2) {
       RightTile* to = &paired_[key / kTileInputs];
       const int pair = key % kTileInputs / 2;
       for (int tile = 0; tile < num_tiles; tile += 2) {
-        const __m512i even = _mm512_loadu_si512(values_[key] + tile * kTileSide);
-        const __m512i odd = _mm512_loadu_si512(values_[key + 1] + tile * kTileSide);
+        const int first = tile * kTileSide;
+        const __mmask32 there = 0xffffffffu >> std::max(0, first + kTileInputs - width);
+        const __m512i even = _mm512_maskz_loadu_epi16(there, values_[key] + first);
+        const __m512i odd = _mm512_maskz_loadu_epi16(there, values_[key + 1] + first);
         to[tile * kSteps].pairs[pair] = _mm512_unpacklo_epi16(even, odd);
         to[(tile + 1) * kSteps].pairs[pair] = _mm512_unpackhi_epi16(even, odd);
       }
     }
   }
 
+  // Zeros behind `width` numbers of each.
   void copy_keys(int width) {
-    copies_.resize(size_t(kKeys) * width);
-    for (int key = 0; key < kKeys; ++key) std::copy_n(keys_[key], width, &copies_[key * width]);
-    for (int key = 0; key < kKeys; key += kTileSide) keys_[key] = &copies_[key * width];
-    stride_ = width;
+    stride_ = round_up(width, kTileInputs);
+    copies_.resize(kKeys * stride_);
+    for (int key = 0; key < kKeys; ++key) {
+      Number* to = &copies_[key * stride_];
+      std::fill(std::copy_n(keys_[key], width, to), to + stride_, Number(0));
+    }
+    for (int key = 0; key < kKeys; key += kTileSide) keys_[key] = &copies_[key * stride_];
   }
 
   const Number *keys_[kKeys], *values_[kKeys];

@@ -21,7 +21,7 @@ struct LaneGroup {
   RowsInLanes softmax;
   Row rows[kTileSide];  // behind the last one stands that one again
   int num_rows;
-  const RightTile* queries;  // [KV heads, head_dim / 32]
+  const RightTile* queries;  // [KV heads, head_dim / 32], the last one filled up with zeros
   TileSums* sums;  // [KV heads, value_dim / 32, `together`, 2]
   int together;    // groups that are multiplied together, one or two
 
@@ -44,10 +44,11 @@ class LaneGroups {
   LaneGroups(const TileCall& call, RowStates& states, Space& space, const TilePiece& piece)
       : call_(call), states_(states), space_(space), piece_(piece) {
     const bool lie_together = call.head_dim == call.head_stride &&
+        call.head_dim % kTileInputs == 0 &&
         round_up(call.value_dim, kTileInputs) == call.head_stride;
     num_heads_ = lie_together ? std::clamp(kTileSide / piece.num_rows, 1, piece.num_heads) : 1;
     num_groups_ = round_up(num_heads_ * piece.num_rows, kTileSide) / kTileSide;
-    query_tiles_ = call.head_dim / kTileInputs;
+    query_tiles_ = round_up(call.head_dim, kTileInputs) / kTileInputs;
     value_tiles_ = round_up(call.value_dim, kTileInputs) / kTileSide;
   }
 
@@ -166,17 +167,20 @@ class LaneGroups {
     for (int lane = 0; lane < kTileSide; ++lane) {
       const LaneGroup::Row& row = group.rows[lane];
       const float* query = call_.query + row.token * call_.query_token + row.head * call_.query_head;
-      tile.pairs[lane] = row.kv_head == kv_head ? scaled_row(query + first) : __m512i{};
+      tile.pairs[lane] = row.kv_head == kv_head ? scaled_row(query, first) : __m512i{};
     }
     transpose(tile.pairs);
     return tile;
   }
 
-  __m512i scaled_row(const float* from) const {
-    const __m512 factor = _mm512_set1_ps(call_.scale * kLog2E);
-    const __m512 first = _mm512_mul_ps(_mm512_loadu_ps(from), factor);
-    const __m512 second = _mm512_mul_ps(_mm512_loadu_ps(from + kTileSide), factor);
+  __m512i scaled_row(const float* query, int at) const {
+    const __m512 first = scaled(query, at), second = scaled(query, at + kTileSide);
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+  }
+
+  __m512 scaled(const float* query, int at) const {
+    const __m512 numbers = _mm512_maskz_loadu_ps(first_of_16(call_.head_dim - at), query + at);
+    return _mm512_mul_ps(numbers, _mm512_set1_ps(call_.scale * kLog2E));
   }
 
   void keep(LaneGroup& group, int lane, float largest, float total) {
@@ -195,9 +199,12 @@ class LaneGroups {
       const int tile = row.kv_head * value_tiles_ + d / kTileSide;
       const __m512 fours = _mm512_mul_ps(group.sums_of(tile, lane), factor);
       const __m512 others = _mm512_mul_ps(group.sums_of(tile + 1, lane), factor);
-      _mm512_storeu_ps(to + d, _mm512_permutex2var_ps(fours, in_turn(0), others));
-      if (d + kTileSide < call_.value_dim)
-        _mm512_storeu_ps(to + d + kTileSide, _mm512_permutex2var_ps(fours, in_turn(8), others));
+      for (int half : {0, 1}) {
+        const int first = d + half * kTileSide;
+        _mm512_mask_storeu_ps(
+            to + first, first_of_16(call_.value_dim - first),
+            _mm512_permutex2var_ps(fours, in_turn(8 * half), others));
+      }
     }
   }
 

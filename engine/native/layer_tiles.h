@@ -34,7 +34,7 @@ class OutputRow {
 
  private:
   __mmask16 mask(int64_t first) const {
-    return (1u << std::clamp<int64_t>(num_outputs_ - first, 0, kTileSide)) - 1;
+    return first_of_16(num_outputs_ - first);
   }
 
   const float* bias_;

@@ -104,7 +104,7 @@ class OutputTile {
       : call_(call),
         to_(call.output + group * kTileSide * call.num_outputs + first),
         num_tokens_(call.rounded->tokens_in(group)),
-        mask_((1u << std::clamp<int64_t>(call.num_outputs - first, 0, kTileSide)) - 1),
+        mask_(first_of_16(call.num_outputs - first)),
         bias_(call.bias ? _mm512_maskz_loadu_ps(mask_, call.bias + first) : __m512{}) {}
 
   int64_t num_tokens() const { return num_tokens_; }

@@ -4,6 +4,8 @@
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 namespace relevo {
@@ -81,6 +83,11 @@ inline void transpose_columns(__m512i (&columns)[16]) {
     columns[i] = _mm512_shuffle_i32x4(first, second, 0x88);
     columns[i + 8] = _mm512_shuffle_i32x4(first, second, 0xdd);
   }
+}
+
+// The first of 16 numbers, as many as there are.
+inline __mmask16 first_of_16(int64_t count) {
+  return (1u << std::clamp<int64_t>(count, 0, 16)) - 1;
 }
 
 // 32 float32 numbers, rounded to bfloat16.

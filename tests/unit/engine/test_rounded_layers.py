@@ -26,6 +26,7 @@ TILED: dict[str, Any] = {
 }
 FAMILIES = {
     "llama": Family("Llama", TILED),
+    "heads that do not fill tiles": Family("Llama", {**TILED, "head_dim": 40}),
     "biases": Family("Llama", {**TILED, "attention_bias": True, "mlp_bias": True}),
     "qwen3": Family("Qwen3", TILED),  # queries and keys have norms
     "gemma3": Family("Gemma3Text", {**TILED, "query_pre_attn_scalar": 32}),  # norms behind, too
