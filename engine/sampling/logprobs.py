@@ -6,6 +6,8 @@ import torch
 
 from engine.token_logprobs import TokenLogprobs
 
+_ROWS_AT_ONCE = 16  # are held in float64
+
 
 def token_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
@@ -15,7 +17,7 @@ def token_logprobs(
         logits = logits.float()
     chosen = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])  # [rows, 1]
     ranks = (logits > chosen).sum(dim=-1) + 1
-    total = logits.logsumexp(dim=-1, keepdim=True)
+    total = _log_totals(logits)
     depth = min(max(num_top), logits.shape[1])
     top = logits.topk(depth)  # [rows, depth]
     columns = (
@@ -29,3 +31,16 @@ def token_logprobs(
         TokenLogprobs(logprob, rank, tuple(zip(ids[:num], values[:num], strict=True)))
         for logprob, rank, ids, values, num in zip(*columns, strict=True)
     ]
+
+
+def _log_totals(logits: torch.Tensor) -> torch.Tensor:
+    """Logarithm of the sum of each row's exponentials, [rows, 1].
+
+    Threads share a single row but not many, and so add it up in another order: in float64 that is
+    far below what is kept.
+    """
+    totals = [
+        logits[start : start + _ROWS_AT_ONCE].double().logsumexp(dim=-1, keepdim=True)
+        for start in range(0, len(logits), _ROWS_AT_ONCE)
+    ]
+    return torch.cat(totals).to(logits.dtype)

@@ -216,6 +216,20 @@ def test_logprobs_are_those_of_the_model() -> None:
         assert all(math.isclose(truth[row, i], value, rel_tol=1e-12) for i, value in entry.top)
 
 
+def test_logprobs_of_a_row_are_alike_alone_and_in_a_batch_for_one_thread_and_two() -> None:
+    logits = random_logits(100, 49152).float()
+    token_ids, num_top = list(range(100)), [1] * 100
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        together = token_logprobs(logits, token_ids, num_top)
+        torch.set_num_threads(2)
+        alone = [token_logprobs(logits[n : n + 1], [n], [1])[0] for n in token_ids]
+    finally:
+        torch.set_num_threads(num_threads)
+    assert alone == together
+
+
 def test_the_distribution_behind_all_stages_is_exact() -> None:
     """Chi-square of 50,000 draws against probabilities computed the slow way."""
     total = 50_000
