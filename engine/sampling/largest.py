@@ -19,7 +19,7 @@ def find_largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _find_by_pieces(rows: torch.Tensor) -> torch.Tensor:
     width = rows.shape[-1]
     whole = width // _WIDTH * _WIDTH
-    largest = rows[:, :whole].view(len(rows), -1, _WIDTH).amax(dim=-1)
+    largest = rows[:, :whole].view(len(rows), whole // _WIDTH, _WIDTH).amax(dim=-1)
     if whole < width:
         largest = torch.cat((largest, rows[:, whole:].amax(dim=-1, keepdim=True)), dim=-1)
     piece = largest.argmax(dim=-1, keepdim=True)

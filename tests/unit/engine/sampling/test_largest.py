@@ -28,3 +28,9 @@ def test_it_is_the_first_of_the_largest(dtype: torch.dtype, width: int):
 def test_a_view_of_some_columns():
     rows = torch.randn(3, 2000)[:, 100:1900]
     assert torch.equal(find_largest(rows)[1], rows.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("width", [10, 512, 1000])
+def test_a_step_without_a_row_to_sample_has_none(width: int) -> None:
+    values, places = find_largest(torch.empty(0, width))
+    assert values.shape == places.shape == (0,)
