@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # These start or change clusters, or need what no test has.
 ELSEWHERE = (
-    *("make ", "docker ", "kubectl ", ".venv/bin/relevo serve", ".venv/bin/serve deploy"),
+    *("make ", "docker ", "kubectl ", ".venv/bin/relevo serve"),
+    "RAY_AUTH_MODE=token .venv/bin/serve deploy",
     *("grpcurl ", ".venv/bin/relevo bench", ".venv/bin/relevo batch", ".venv/bin/relevo sim"),
     *(".venv/bin/relevo deploy", ".venv/bin/relevo rollback", ".venv/bin/relevo plan"),
 )
