@@ -121,8 +121,8 @@ class ModelRunner:
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,
             use_cache=False,
-            # Without any, transformers looks for padding and packed rows: a quarter of a
-            # millisecond, and longer where it waits for a device.
+            # Without any, transformers looks for padding and packed rows, which takes time and, on
+            # a device, a wait.
             attention_mask=self._mask,
             logits_to_keep=batch.sample_index,
             attention_metadata=batch.attention,

@@ -49,7 +49,8 @@ class DecoderLayer : public torch::CustomClassHolder {
         sinks_(std::move(sinks)) {
     TORCH_CHECK(norms.size() == kNorms && epsilons.size() == kNorms && offsets.size() == kNorms,
         "expected six norms or none each");
-    TORCH_CHECK(weights_.weights.size() == LayerWeights::kProducts && weights_.biases.size() == LayerWeights::kProducts,
+    constexpr size_t kProducts = LayerWeights::kProducts;
+    TORCH_CHECK(weights_.weights.size() == kProducts && weights_.biases.size() == kProducts,
         "expected seven weights, with a bias or none each");
     for (int place = 0; place < kNorms; ++place)
       norms_.push_back({norms.get(place), epsilons[place], offsets[place]});

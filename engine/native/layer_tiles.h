@@ -8,6 +8,8 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "layer_products.h"
@@ -33,9 +35,7 @@ class OutputRow {
   }
 
  private:
-  __mmask16 mask(int64_t first) const {
-    return first_of_16(num_outputs_ - first);
-  }
+  __mmask16 mask(int64_t first) const { return first_of_16(num_outputs_ - first); }
 
   const float* bias_;
   int64_t num_outputs_;
@@ -57,7 +57,7 @@ class LayerTiles {
     tiles_[kGate].take(layer.weights[kGate], layer.weights[kUp]);
   }
 
-  // run(first token, how many) for as many tokens at a time as stay in a core's cache, by all threads.
+  // run(first token, how many) by all threads, for as many at a time as stay in a core's cache.
   template <typename run_t>
   void for_tokens(int64_t num_tokens, run_t&& run) const {
     constexpr int64_t kStep = TokenTiles::kTokensAtOnce;

@@ -55,8 +55,8 @@ class TokenTiles {
   Numbers<RightTile> tiles_;
 };
 
-// finish(token, panel, sums of the panel's first outputs, of the others) for each token and panel, while
-// the next ones are multiplied.
+// finish(token, panel, sums of the panel's first outputs, of the others) for each token and panel,
+// while the next ones are multiplied.
 template <typename finish_t>
 inline void multiply_tokens(const TokenTiles& tokens, const WeightTiles& weights, finish_t&& finish) {
   constexpr int kTileBytes = sizeof(RightTile), kTokens = TokenTiles::kTokensAtOnce;

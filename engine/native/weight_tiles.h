@@ -1,5 +1,5 @@
-// Weights as right tiles, for many tokens: turned once, they meet all tokens, whose sums then come out
-// as rows.
+// Weights as right tiles, for many tokens: turned once, they meet all tokens, whose sums then come
+// out as rows.
 #pragma once
 
 #include <ATen/Parallel.h>

@@ -2,9 +2,8 @@
 
 import torch
 
-_WIDTH = (
-    256  # numbers whose largest one is found by vectors; torch's argmax goes one by one on CPUs
-)
+# Numbers whose largest one is found by vectors; torch's argmax goes one by one on CPUs.
+_WIDTH = 256
 
 
 def find_largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
