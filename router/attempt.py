@@ -106,16 +106,17 @@ class Attempt:
 
     @property
     def needs_release(self) -> bool:
-        """Whether KV may lie on the prefill worker that the cancelled call did not give back.
+        """Whether KV may lie on the prefill worker that nobody else gives back.
 
-        A call that ended there just before the cancel arrived keeps its KV, and we cannot tell.
+        A call that ended there just before the cancel arrived keeps its KV, and we cannot tell. A
+        decode worker gives back what it took; one whose call is cancelled early has not begun to.
         """
         is_finished = (
             self._settled.done()
             and not self._settled.cancelled()
             and self._settled.result() is None
         )
-        return self._plan.prefill is not None and not is_finished
+        return self._plan.prefill is not None and not (is_finished and self._has_decoded)
 
     def choice_cancelled(self, choice_index: int) -> None:
         """The consumer wants no more of a choice: end it on the worker, too."""

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from router.request import FinishReason
-from tests.fake_workers import FakeDecodeWorker, FakePrefillWorker
-from tests.integration.router.conftest import FakeCluster, collect
+from tests.fake_workers import FakeDecodeWorker, FakePrefillWorker, expected_tokens
+from tests.integration.router.conftest import PROMPT, FakeCluster, collect
 
 
 async def start(cluster: FakeCluster) -> tuple[FakePrefillWorker, FakeDecodeWorker]:
@@ -58,6 +58,15 @@ async def test_during_decode_the_kv_is_given_back(cluster: FakeCluster) -> None:
     await asyncio.sleep(0.1)
     await generation.aclose()
     await cluster.until(lambda: decode.num_cancelled == 1)
+    await cluster.until(lambda: prefill.released == [prefill.requests[0].transfer_id])
+
+
+async def test_an_answer_of_one_token_gives_back_the_kv_that_nobody_fetched(
+    cluster: FakeCluster,
+) -> None:
+    prefill, decode = await start(cluster)
+    decode.step_s = 30.0  # its call is cancelled before it has said that it took anything
+    assert await collect(cluster.generate(max_tokens=1)) == expected_tokens(PROMPT, 1)
     await cluster.until(lambda: prefill.released == [prefill.requests[0].transfer_id])
 
 
