@@ -21,6 +21,11 @@ class Batch:
     num_samples: int
     attention: StepAttention
 
+    @property
+    def samples_each(self) -> bool:
+        """Whether the logits of all tokens are wanted, in their order: each request has one."""
+        return self.num_samples == len(self.sample_index) == self.token_ids.shape[1]
+
 
 def build_batch(
     scheduled: Sequence[ScheduledRequest], attention: StepAttention, device: torch.device

@@ -11,7 +11,8 @@ from engine.batch import Batch
 from engine.checkpoint import eos_token_ids, load_config, load_model
 from engine.config import EngineConfig
 from engine.context_limit import choose_max_model_len
-from engine.fused.fuse import fuse_modules
+from engine.fused.fuse import fuse_model, fuse_modules
+from engine.fused.model import FusedModel
 from engine.kv_cache import KVCache
 from engine.memory_report import MemoryReport
 from engine.model_probe import ModelTraits, probe_model
@@ -57,8 +58,10 @@ class ModelRunner:
             self.plan_attention = choose_attention(config.attention, self.device)
         else:
             self.plan_attention = self.paged.plan
+        self._fused: FusedModel | None = None
         if is_compiled(config.attention, self.device):
             num_fused = fuse_modules(self._model, self.spec)
+            self._fused = fuse_model(self._model, self.spec)
             logger.info("%d modules of %s are fused", num_fused, config.model_path)
         if precision.dtype is torch.bfloat16 and is_narrow(self._model):
             round_inputs(self._model)
@@ -117,6 +120,8 @@ class ModelRunner:
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits of the tokens of `batch.sample_index`, [len, vocab]."""
+        if self._fused is not None:
+            return self._fused.logits(batch)
         output = self._model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,

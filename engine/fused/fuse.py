@@ -5,6 +5,7 @@
    From the inside out: a layer is fused when all its modules are.
 3. The same forward again: unless its logits are those of before, all is taken back.
 4. Layers in a row become one call, if the logits are still those.
+5. What stands around one such call becomes a `FusedModel`, if that has the same bits.
 
 So no list of families is kept. What does something else, by however little, stays as it is.
 """
@@ -16,9 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.batch import Batch
 from engine.fused.attention import attention_candidates
 from engine.fused.gated_mlp import gated_mlp_candidates
 from engine.fused.layer import layer_candidates, looks_like_layer
+from engine.fused.model import FusedModel
 from engine.fused.norm import norm_candidates
 from engine.fused.probe import POSITIONS, Call, small_step
 from engine.fused.stack import FusedStack, find_stacks
@@ -52,6 +55,17 @@ def fuse_modules(model: Any, spec: KVCacheSpec) -> int:
     return len(replaced)
 
 
+@torch.inference_mode()
+def fuse_model(model: Any, spec: KVCacheSpec) -> FusedModel | None:
+    """All of a model whose modules were fused; None where it does something else besides."""
+    try:
+        fused = FusedModel(model)
+        is_equal = torch.equal(fused.logits(_small_batch(model, spec)), _forward(model, spec))
+    except _NOT_CALLABLE:
+        return None
+    return fused if is_equal else None
+
+
 def _fuse_stacks(model: Any, spec: KVCacheSpec, before: torch.Tensor) -> None:
     """Let layers in a row be one, where the model gives all of them the same angles."""
     for name, layers in list(find_stacks(model)):
@@ -83,20 +97,32 @@ def _forward_noting(model: Any, spec: KVCacheSpec, calls: dict[str, Call]) -> to
 
 
 def _forward(model: Any, spec: KVCacheSpec) -> torch.Tensor:
-    vocab_size = model.config.get_text_config().vocab_size
-    count = len(POSITIONS)
-    # Not ids near 0: the embedding of padding is all zeros.
-    token_ids = [vocab_size * (n + 1) // (count + 1) for n in range(count)]
+    batch = _small_batch(model, spec)
     output = model(
-        input_ids=torch.tensor([token_ids]),
-        position_ids=torch.tensor([POSITIONS]),
+        input_ids=batch.token_ids,
+        position_ids=batch.position_ids,
         use_cache=False,
-        logits_to_keep=torch.arange(count),
-        attention_metadata=small_step(spec),
+        logits_to_keep=batch.sample_index,
+        attention_metadata=batch.attention,
     )
     logits = output.logits[0]
     assert isinstance(logits, torch.Tensor)
     return logits
+
+
+def _small_batch(model: Any, spec: KVCacheSpec) -> Batch:
+    """A step of which all logits are wanted."""
+    vocab_size = model.config.get_text_config().vocab_size
+    count = len(POSITIONS)
+    # Not ids near 0: the embedding of padding is all zeros.
+    token_ids = [vocab_size * (n + 1) // (count + 1) for n in range(count)]
+    return Batch(
+        token_ids=torch.tensor([token_ids]),
+        position_ids=torch.tensor([POSITIONS]),
+        sample_index=torch.arange(count),
+        num_samples=count,
+        attention=small_step(spec),
+    )
 
 
 def _says_the_same(model: Any, spec: KVCacheSpec, before: torch.Tensor) -> bool:

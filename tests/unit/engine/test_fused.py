@@ -10,11 +10,13 @@ from torch import nn
 from torch.nn import functional
 
 from engine.attention import ATTENTION_NAME, register_attention
+from engine.batch import Batch
 from engine.fused.attention import FusedAttention
-from engine.fused.fuse import fuse_modules
+from engine.fused.fuse import fuse_model, fuse_modules
 from engine.fused.gated_mlp import ACTIVATIONS, FusedGatedMLP
 from engine.fused.layer import FusedLayer
 from engine.fused.norm import FusedNorm, norm_candidates
+from engine.fused.probe import POSITIONS, small_step
 from engine.fused.stack import FusedStack
 from engine.kv_cache import KVCacheSpec
 from engine.model_probe import probe_model
@@ -105,9 +107,9 @@ def test_gate(dtype: torch.dtype, activation: str, num_tokens: int):
     assert close(gated, activated[activation] * functional.linear(hidden, up.to(wide)))
 
 
-def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
+def build(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     kind = KINDS[family]
-    model = kind.build(kind.config()).to(dtype).eval().requires_grad_(False)
+    model = kind.build(kind.config(**changes)).to(dtype).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
     return model
 
@@ -174,6 +176,70 @@ def test_layers_in_a_row_are_one_call(family: str, num_stacks: int):
     model = build(family)
     fuse_modules(model, spec_of(model))
     assert sum(isinstance(each, FusedStack) for each in model.modules()) == num_stacks
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "is_whole"),
+    [
+        ("llama", {}, True),
+        ("qwen2", {}, True),
+        ("qwen3", {}, True),
+        ("mistral", {}, True),
+        ("granite", {}, True),
+        ("granite", {"embedding_multiplier": 12.0}, False),
+        ("granite", {"logits_scaling": 8.0}, False),
+        ("gemma2", {}, False),  # logits have a cap
+        ("smollm3", {}, False),  # its layers are not one call
+        ("gpt2", {}, False),
+    ],
+)
+def test_a_model_is_whole_where_nothing_is_left_around_its_parts(
+    family: str, changes: dict[str, float], is_whole: bool
+):
+    model = build(family, **changes)
+    spec = spec_of(model)
+    fuse_modules(model, spec)
+    assert (fuse_model(model, spec) is not None) is is_whole
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("index", [[0, 1, 2, 3, 4], [1, 4], [4, 0], [1, 3, 4, 0, 2], []], ids=str)
+def test_a_whole_model_has_the_logits_that_are_wanted(index: list[int]):
+    model = build("llama")
+    spec = spec_of(model)
+    fuse_modules(model, spec)
+    fused = fuse_model(model, spec)
+    assert fused is not None
+    batch = Batch(
+        token_ids=torch.tensor([[5, 9, 7, 11, 3]]),
+        position_ids=torch.tensor([POSITIONS]),
+        sample_index=torch.tensor(index, dtype=torch.long),
+        num_samples=min(2, len(index)),
+        attention=small_step(spec),
+    )
+    expected = model(
+        input_ids=batch.token_ids,
+        position_ids=batch.position_ids,
+        use_cache=False,
+        attention_metadata=small_step(spec),
+    )
+    assert torch.equal(fused.logits(batch), expected.logits[0][index])
+
+
+def test_a_model_that_does_a_little_more_is_not_whole():
+    model = build("llama")
+    spec = spec_of(model)
+    fuse_modules(model, spec)
+    body = model.model
+    forward = body.forward
+
+    def louder(*arguments: Any, **keywords: Any) -> Any:
+        output = forward(*arguments, **keywords)
+        output.last_hidden_state = output.last_hidden_state * 1.0001
+        return output
+
+    body.forward = louder
+    assert fuse_model(model, spec) is None
 
 
 class Louder(nn.Module):
