@@ -58,6 +58,7 @@ class EngineSection(_Section):
     max_num_seqs: int = Field(default=16, ge=1)  # requests in one step
     max_num_batched_tokens: int = Field(default=512, ge=1)  # tokens in one step
     num_threads: int | None = Field(default=None, ge=1)  # null = node cores ÷ engines, at least 1
+    pin_threads: bool = True  # on CPUs: each keeps to a core, where a node has one for each
     cuda_graphs: bool = True  # on GPUs: decode steps are captured at the start and replayed
     run_ahead: bool = True  # on GPUs: a step is scheduled and launched while the last one runs
 
@@ -70,6 +71,7 @@ class EngineOverrides(_Section):
     max_num_seqs: int | None = Field(default=None, ge=1)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     num_threads: int | None = Field(default=None, ge=1)
+    pin_threads: bool | None = None
     cuda_graphs: bool | None = None
     run_ahead: bool | None = None
 

@@ -20,6 +20,7 @@ class EngineConfig:
     max_num_seqs: int = 16  # requests in one step
     max_num_batched_tokens: int = 512  # tokens in one step
     num_threads: int | None = None  # None = leave torch's own choice
+    pin_threads: bool = True  # on a CPU each keeps to a core of its own, where there are enough
     device: str = "auto"  # auto = cuda where there is one, else cpu
     # auto = native on a CPU where it was built, paged on a GPU where a kernel is right; else torch
     attention: str = "auto"

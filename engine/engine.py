@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from engine.admission import validate_choices, validate_request
 from engine.block_hash import BlockHash, hash_root
 from engine.block_pool import BlockPool
@@ -14,6 +16,7 @@ from engine.live_requests import LiveRequests
 from engine.load import BlockCounts, BlockEvents, EngineLoad, StepOutput
 from engine.memory_report import MemoryReport
 from engine.model_runner import ModelRunner
+from engine.native.library import load_library
 from engine.rates import Rates
 from engine.request import Request, RequestOutput, RequestStatus, Reservation
 from engine.scheduler import Scheduler
@@ -90,6 +93,18 @@ class Engine:
     def predicted_step_s(self) -> float:
         """Of the step that runs; other threads may read it."""
         return self._steps.predicted_step_s
+
+    @property
+    def num_threads_to_pin(self) -> int:
+        """Threads that compute on cores; 0 where none can be told which."""
+        is_cpu = self.spec.device == "cpu"
+        return (
+            torch.get_num_threads() if self.config.pin_threads and is_cpu and load_library() else 0
+        )
+
+    def pin_threads(self, cores: Sequence[int]) -> None:
+        """Keep this thread, and those that help it compute, on one of these cores each."""
+        torch.ops.relevo.pin_threads(list(cores))
 
     # Requests in
 

@@ -10,8 +10,11 @@ What a worker is made of, and who speaks to whom:
 service are those of `prefill_workers` and `decode_workers`.
 """
 
+import asyncio
 import contextlib
+import logging
 import os
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -47,8 +50,12 @@ from telemetry import provider
 from telemetry.span_outbox import SpanOutbox
 from workers import openmp
 from workers.config import WorkerConfig
+from workers.core_claim import CoreClaim
+
+logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
+CLAIM_PAUSES_S = (2.0, 5.0)  # between two tries for cores
 
 
 class Worker(ABC):
@@ -233,6 +240,24 @@ class Worker(ABC):
         self._stack.push_async_callback(self._engine_loop.stop)
         self._stack.push_async_callback(self._kv_plane.aclose)
         await self._engine_loop.call(lambda engine: engine.warm_up())
+        keeping = asyncio.create_task(self._keep_to_cores())
+        self._stack.callback(keeping.cancel)
+
+    async def _keep_to_cores(self) -> None:
+        """Have the engine's threads keep to cores that no other worker of this node claims.
+
+        Where there are too few, this waits: the worker that this one replaces may have them yet.
+        """
+        num_threads = await self._engine_loop.call(lambda engine: engine.num_threads_to_pin)
+        if not num_threads:
+            return
+        claim = CoreClaim(num_threads)
+        self._stack.callback(claim.release)
+        while not claim.try_claim():
+            # At no fixed pace: two that wait for each other's cores must not go on doing so.
+            await asyncio.sleep(random.uniform(*CLAIM_PAUSES_S))
+        await self._engine_loop.call(lambda engine: engine.pin_threads(claim.cores))
+        logger.info("the threads that compute keep to cores %s", claim.cores)
 
     def _add_servicers(self, server: grpc.aio.Server) -> None:
         self._add_service(server)

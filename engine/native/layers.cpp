@@ -7,6 +7,7 @@
 #include "decoder_stack.h"
 #include "gated_linear.h"
 #include "linear.h"
+#include "pinned_threads.h"
 #include "rms_norm.h"
 #include "rotary.h"
 
@@ -30,6 +31,7 @@ TORCH_LIBRARY_FRAGMENT(relevo, library) {
       .def(torch::init<DecoderStack::Layers>())
       .def("forward", &DecoderStack::forward);
   library.def("rms_norm(Tensor input, Tensor weight, float epsilon, float offset) -> Tensor");
+  library.def("pin_threads(int[] cores) -> ()", pin_threads);
   library.def("rotary(Tensor(a!) query, Tensor(b!) key, Tensor cosine, Tensor sine) -> ()");
 }
 

@@ -14,6 +14,7 @@ ENGINE_KEYS = {
     "max_num_seqs": 16,
     "max_num_batched_tokens": 512,
     "num_threads": None,
+    "pin_threads": True,
     "cuda_graphs": True,
     "run_ahead": True,
 }
