@@ -28,7 +28,7 @@ class CoreClaim:
         if self.cores:
             return True
         candidates = os.sched_getaffinity(0) if allowed is None else allowed
-        claimed = []
+        claimed: list[int] = []
         for core in whole_cores_first(candidates):
             if len(claimed) < self._num_cores and self._try_name(core):
                 claimed.append(core)

@@ -253,11 +253,16 @@ class Worker(ABC):
             return
         claim = CoreClaim(num_threads)
         self._stack.callback(claim.release)
-        while not claim.try_claim():
+        while not claim.try_claim():  # noqa: ASYNC110 - nobody tells when a name is free
             # At no fixed pace: two that wait for each other's cores must not go on doing so.
             await asyncio.sleep(random.uniform(*CLAIM_PAUSES_S))
-        await self._engine_loop.call(lambda engine: engine.pin_threads(claim.cores))
-        logger.info("the threads that compute keep to cores %s", claim.cores)
+        try:
+            await self._engine_loop.call(lambda engine: engine.pin_threads(claim.cores))
+        except RuntimeError as error:  # the system has taken cores away, or the engine has ended
+            logger.warning("the threads that compute keep to no cores: %s", error)
+            claim.release()
+        else:
+            logger.info("the threads that compute keep to cores %s", claim.cores)
 
     def _add_servicers(self, server: grpc.aio.Server) -> None:
         self._add_service(server)
