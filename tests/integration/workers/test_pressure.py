@@ -54,16 +54,21 @@ async def test_a_better_priority_overtakes_what_runs(
             ended.append(name)
             return result.token_ids
 
-        low = [asyncio.create_task(serve(f"low-{n}", 100, 1)) for n in range(2)]
         decode = client.workers["decode-0"]
+        first = asyncio.create_task(serve("low-0", 100, 1))
         await client.eventually(
             lambda: decode.load is not None and decode.load.num_running == 1, what="a full worker"
+        )
+        # Only now: of two calls at once either may arrive first.
+        second = asyncio.create_task(serve("low-1", 100, 1))
+        await client.eventually(
+            lambda: decode.load is not None and decode.load.num_waiting == 1, what="one that waits"
         )
         urgent = await serve("urgent", 4, 0)
         assert ended == ["urgent"]
         assert urgent == tokens_alone(model_path, PROMPT, 4)
         expected = tokens_alone(model_path, PROMPT, 100)
-        assert await asyncio.gather(*low) == [expected, expected]
+        assert await asyncio.gather(first, second) == [expected, expected]
         assert ended == ["urgent", "low-0", "low-1"]
 
 
