@@ -97,10 +97,9 @@ class Engine:
     @property
     def num_threads_to_pin(self) -> int:
         """Threads that compute on cores; 0 where none can be told which."""
-        is_cpu = self.spec.device == "cpu"
-        return (
-            torch.get_num_threads() if self.config.pin_threads and is_cpu and load_library() else 0
-        )
+        if not self.config.pin_threads or self.spec.device != "cpu" or not load_library():
+            return 0
+        return torch.get_num_threads()
 
     def pin_threads(self, cores: Sequence[int]) -> None:
         """Keep this thread, and those that help it compute, on one of these cores each."""

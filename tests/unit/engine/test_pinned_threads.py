@@ -15,17 +15,17 @@ from engine.native.library import load_library
 pytestmark = pytest.mark.skipif(
     shutil.which("c++") is None, reason="no C++ compiler on this machine"
 )
-Made = dict[str, set[int]]  # the cores of each thread, by its id
+CoresOfThreads = dict[str, set[int]]  # the cores of each thread, by its id
 
 
-def threads() -> Made:
+def threads() -> CoresOfThreads:
     ids = [path.name for path in Path("/proc/self/task").iterdir()]
     return {each: os.sched_getaffinity(int(each)) for each in ids}
 
 
-def on_a_thread(call: Callable[[], None]) -> Made:
+def on_a_thread(call: Callable[[], None]) -> CoresOfThreads:
     """Run `call` on a thread of its own; where that and its new threads may run then."""
-    made: Made = {}
+    made: CoresOfThreads = {}
 
     def run() -> None:
         before = threads()
