@@ -61,7 +61,9 @@ class SteadyClient:
     def _kept_grpc(self) -> None:
         with self._channel() as channel:
             while not self._is_over.is_set():
-                self._ask_grpc(channel)
+                if not self._ask_grpc(channel):
+                    # A channel that could not connect fails every call of the next second unasked.
+                    grpc.channel_ready_future(channel).result(WITHIN_S)
 
     def _new_grpc(self) -> None:
         while not self._is_over.is_set():
@@ -85,7 +87,7 @@ class SteadyClient:
         except httpx.TransportError as error:
             self.failures.append(repr(error))
 
-    def _ask_grpc(self, channel: grpc.Channel) -> None:
+    def _ask_grpc(self, channel: grpc.Channel) -> bool:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         request = inference_pb2.GenerateStreamRequest(generation=self._generation)
         try:
@@ -93,6 +95,8 @@ class SteadyClient:
             self.texts.append("".join(part.text for part in parts))
         except grpc.RpcError as error:
             self.failures.append(repr(error))
+            return False
+        return True
 
 
 @contextmanager
