@@ -5,8 +5,9 @@ Shared memory is measured against a bare copy (`kv_shared_memory.py`), Gloo agai
 For each size bare Gloo and our link move the same bytes from and to the same pages in turn, so that
 a busy machine slows both alike; the ratio (bare time / our time, 1.0 = no cost) is taken pair by
 pair. Times are the receiver's, to the bytes being where they belong: for ours that is the pool. As
-in a hand-over the receiver asks, plans while it waits, and its clock starts with the answer, which
-the sender gives as it begins. Bare Gloo is asked for in the same way.
+in a hand-over the sender plans and gathers the end of a prompt before it is asked (once it has sent
+COMMIT), the receiver asks, plans while it waits, and its clock starts with the answer, which the
+sender gives as it begins. Bare Gloo is asked for in the same way.
 """
 
 import argparse
@@ -53,7 +54,7 @@ class _End:
             bare = partial(self._bare_move, _bytes_of(pool, num_tokens))
             ranges, order = self._our_range(pool, num_tokens, case)
             ours = partial(self._our_move, ranges, order)
-            prepare = partial(ranges.prepare, order)
+            prepare = partial(ranges.prepare_send if self._is_sender else ranges.prepare, order)
             self._time(ours)
             self._time(bare)
             results[case.name] = [
@@ -63,6 +64,7 @@ class _End:
 
     def _time(self, move: Callable[[], None], prepare: Callable[[], None] = lambda: None) -> float:
         if self._is_sender:
+            prepare()
             self._pipe.recv_bytes()
             self._pipe.send_bytes(_GRANTED)
             move()

@@ -83,5 +83,7 @@ class AcceptedLink:
 class LinkSource(Protocol):
     """Where a sender finds the link an order names; `LinkAcceptor` is one."""
 
-    def link_for(self, decode_worker: WorkerRef, generation: int) -> AcceptedLink | None:
-        """Return the live link of exactly this process and generation."""
+    def link_for(
+        self, decode_worker: WorkerRef, generation: int | None = None
+    ) -> AcceptedLink | None:
+        """Return the live link of exactly this process, and of this generation if one is named."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from kv_transfer.accepted_link import AcceptedLink
 from kv_transfer.control import ChunkDigest
 from kv_transfer.moved_range import MovedRange
+from kv_transfer.range_mover import RangeOrder
 from kv_transfer.sender_state import SenderTransfer
 
 
@@ -28,6 +30,8 @@ class HeldTransfer:
         self.digests: list[ChunkDigest] = []
         # what the peer may be reading from the pool itself, a list for each operation
         self.lent: list[Sequence[int]] = []
+        # the last range as one link will send it, made ready before it is asked for
+        self.prepared: tuple[AcceptedLink, RangeOrder] | None = None
         self.is_given_back = False
         self.timer: asyncio.TimerHandle | None = None
         self._on_release = on_release
@@ -58,6 +62,17 @@ class HeldTransfer:
     def is_computed(self) -> bool:
         """Whether a send could run at once: one that waits would spin on the receiver too."""
         return self._computed is None or bool(self._computed.query())  # type: ignore[no-untyped-call]
+
+    def prepared_for(
+        self, link: AcceptedLink, token_start: int, token_end: int
+    ) -> RangeOrder | None:
+        """What was made ready for this very range and link, if anything was."""
+        if self.prepared is None:
+            return None
+        its_link, order = self.prepared
+        if its_link is not link or order.token_start != token_start:
+            return None
+        return order if order.token_end == token_end else None
 
     def give_back(self) -> None:
         """Return the blocks to their owner, with what of them the peer may still read; once."""

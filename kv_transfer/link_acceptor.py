@@ -71,12 +71,14 @@ class LinkAcceptor:
             return
         await self._run(open_message, choice, control)
 
-    def link_for(self, decode_worker: WorkerRef, generation: int) -> AcceptedLink | None:
-        """Return the live link of exactly this process and generation."""
+    def link_for(
+        self, decode_worker: WorkerRef, generation: int | None = None
+    ) -> AcceptedLink | None:
+        """Return the live link of exactly this process, and of this generation if one is named."""
         _, link = self._links.get(decode_worker.worker_id, (None, None))
         if link is None or not link.is_usable or link.decode_worker != decode_worker:
             return None
-        return link if link.generation == generation else None
+        return link if generation in (None, link.generation) else None
 
     def statuses(self) -> list[LinkStatus]:
         """Describe the live links; the decode side knows about the others."""

@@ -53,6 +53,9 @@ class MappedRanges:
         """Find out what goes where, but for the peer's blocks; on any thread."""
         order.plan = self._cut(order)
 
+    def prepare_send(self, order: RangeOrder) -> None:
+        """Nothing: the peer does it all."""
+
     def send_range(self, link: Link, order: RangeOrder, *, alter: Alter | None) -> int:
         """Wait until the peer has read a range it was told of; returns the bytes.
 

@@ -52,7 +52,7 @@ class _Staged(NamedTuple):
     operation: Operation
 
 
-# A piece, and the bytes of it where they lie in the pool as they travel; else None.
+# A piece, and its bytes where they lie as they travel: in the pool, or copied ahead; else None.
 _Placed = tuple[Piece, torch.Tensor | None]
 # Fills a message before it is sent, or empties it once it is here.
 _Copy = Callable[[Piece, torch.Tensor], None]
@@ -69,8 +69,8 @@ class MessageRanges:
         self._blocks = blocks
         self._cutter = RangeCutter(ours, peer_block_size=theirs.block_size, max_bytes=PIECE_BYTES)
         self._bytes_per_token = ours.bytes_per_token
-        can_use_slabs = ours.block_size == theirs.block_size
-        unit = ours.bytes_per_block if can_use_slabs else ours.bytes_per_token
+        self._can_use_slabs = ours.block_size == theirs.block_size
+        unit = ours.bytes_per_block if self._can_use_slabs else ours.bytes_per_token
         self._buffer_bytes = max(PIECE_BYTES, unit)
         self._buffers: list[torch.Tensor] = []
         self._num_buffers = 0
@@ -78,6 +78,19 @@ class MessageRanges:
     def prepare(self, order: RangeOrder) -> None:
         """Cut a range while its peer is still asked for it; on any thread."""
         order.plan = self._cut(order)
+
+    def prepare_send(self, order: RangeOrder) -> None:
+        """The same, and copy the parts of blocks that it begins and ends with; on any thread.
+
+        Nothing is copied of unequal blocks, which would be all of it, nor of a device's pool.
+        """
+        placed = self._cut(order)
+        if self._can_use_slabs and self._blocks.device.type == "cpu":
+            placed = [
+                (piece, self._gather(order, piece) if place is None else place)
+                for piece, place in placed
+            ]
+        order.plan = placed
 
     def send_range(self, link: PostingLink, order: RangeOrder, *, alter: Alter | None) -> int:
         """Send a range; returns the bytes. `alter` may spoil each piece (fault injection).
@@ -157,6 +170,11 @@ class MessageRanges:
             place = self._blocks.in_place(order.block_ids, start, end, as_slabs=as_slabs)
             placed.append((piece, place))
         return placed
+
+    def _gather(self, order: RangeOrder, piece: Piece) -> torch.Tensor:
+        message = torch.empty(piece.num_bytes, dtype=torch.uint8)
+        self._blocks.gather(*_where(order, piece), message, as_slabs=piece.as_slabs)
+        return message
 
     def _complete(self, staged: _Staged, deadline: float, empty: _Copy | None) -> None:
         staged.operation.wait(_left_s(deadline))

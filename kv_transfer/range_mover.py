@@ -30,6 +30,9 @@ class RangeMover(Protocol):
     def prepare(self, order: RangeOrder) -> None:
         """Plan ahead an order that is asked for: it may soon be received."""
 
+    def prepare_send(self, order: RangeOrder) -> None:
+        """Do ahead what can be done of a range of our own that will soon be asked for."""
+
     def send_range(self, link: Any, order: RangeOrder, *, alter: Alter | None) -> int:
         """Send a range; returns the bytes."""
 

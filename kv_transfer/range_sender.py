@@ -69,12 +69,30 @@ class RangeSender:
         granted = FetchReply(FetchVerdict.GRANTED, lent=tuple(lent))
         reply = self._reply(held, link, order, block_ids, granted)
         label = held.machine.order.request_label
-        send = functools.partial(self._send, link, order, block_ids, label, self._now())
+        start, end = order.token_start, order.token_end
+        ranged = held.prepared_for(link, start, end) or self._range(block_ids, start, end)
+        send = functools.partial(self._send, link, ranged, label, self._now())
         return GrantedSend(reply, link.grant(order, send, reply))
+
+    def prepare(self, held: HeldTransfer, link: AcceptedLink) -> None:
+        """Do ahead what can be done of the last range of a prompt, which is computed."""
+        start, end = held.machine.granted_end, held.machine.num_offered
+        if start < end and held.is_computed():
+            order = self._range(held.block_ids, start, end)
+            link.live.ranges(self._blocks).prepare_send(order)
+            held.prepared = link, order
 
     async def close(self) -> None:
         """Wait for the replies under way."""
         await asyncio.gather(*self._replies, return_exceptions=True)
+
+    def _range(self, block_ids: Sequence[int], token_start: int, token_end: int) -> RangeOrder:
+        return RangeOrder(
+            block_ids=block_ids,
+            token_start=token_start,
+            token_end=token_end,
+            timeout_s=self._config.transfer_timeout_s,
+        )
 
     def _reply(
         self,
@@ -132,8 +150,7 @@ class RangeSender:
     def _send(
         self,
         accepted: AcceptedLink,
-        order: FetchOrder,
-        block_ids: Sequence[int],
+        order: RangeOrder,
         request_label: str,
         granted_at: float,
         link: Link,
@@ -143,16 +160,7 @@ class RangeSender:
         spoil = None
         if not accepted.is_read_by_peer:
             spoil = ask_fault_plan("kv_send", link, request_label=request_label)
-        num_bytes = accepted.live.ranges(self._blocks).send_range(
-            link,
-            RangeOrder(
-                block_ids=block_ids,
-                token_start=order.token_start,
-                token_end=order.token_end,
-                timeout_s=self._config.transfer_timeout_s,
-            ),
-            alter=spoil,
-        )
+        num_bytes = accepted.live.ranges(self._blocks).send_range(link, order, alter=spoil)
         return MovedRange(
             token_start=order.token_start,
             token_end=order.token_end,

@@ -122,6 +122,8 @@ class KVSender:
         if held.machine.finish_prefill(commit, self._now()):
             held.tell()
             self._settle(held)
+            # once the peer has been told: it needs a moment to ask
+            asyncio.get_running_loop().call_soon(self._prepare, held)
 
     async def watch(
         self, transfer_id: int, *, epoch: int, decode_worker: WorkerRef
@@ -232,6 +234,11 @@ class KVSender:
         if not held.is_computed():
             return FetchVerdict.NOT_YET
         return held.machine.fetch(order)
+
+    def _prepare(self, held: HeldTransfer) -> None:
+        link = self._acceptor.link_for(held.machine.order.decode_worker)
+        if link is not None and held.machine.is_open:
+            self._ranges.prepare(held, link)
 
     def _grant(
         self, held: HeldTransfer, link: AcceptedLink, order: FetchOrder

@@ -62,6 +62,8 @@ class SenderTransfer:
         self.commit: Commit | None = None
         self.cause: EndCause | None = None
         self.num_granted = 0
+        # the end of what was granted: the next range begins here, as a rule
+        self.granted_end = 0
         self._lease_s = lease_s
         self._hold_deadline = now + order.hold_s
         # the last sign of life of the decode worker, or the commit: the lease runs from here
@@ -117,6 +119,7 @@ class SenderTransfer:
         if order.token_end > self.num_offered:
             return FetchVerdict.NOT_YET
         self.num_granted += 1
+        self.granted_end = max(self.granted_end, order.token_end)
         return FetchVerdict.GRANTED
 
     def operation_ended(self) -> None:

@@ -24,6 +24,7 @@ from kv_transfer.control import (
     TransferNotFoundError,
     WorkerRef,
 )
+from kv_transfer.pool_blocks import PoolBlocks
 from kv_transfer.receiver import ReceiveOrder
 from kv_transfer.sender_state import SenderOrder
 from tests.unit.kv_transfer.fakes import (
@@ -142,6 +143,21 @@ async def test_cached_prefix_does_not_travel(pair: Pair) -> None:
     assert not bool(pair.d_pool[target[:2]].any())
     sent = tokens_of(pair.p_pool, source, 23)[8:]
     assert torch.equal(sent, tokens_of(pair.d_pool, target, 23)[8:])
+
+
+async def test_what_has_to_be_gathered_of_a_prompt_is_before_it_is_asked_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, num_fetches = PoolBlocks.gather, []
+
+    def note(*args: object, **options: object) -> None:
+        num_fetches.append(len(pair.control.fetches))
+        gather(*args, **options)
+
+    monkeypatch.setattr(PoolBlocks, "gather", note)
+    _, source, target = await hand_over(pair, 21, chunk=21)
+    assert num_fetches == [0]
+    assert torch.equal(tokens_of(pair.p_pool, source, 21), tokens_of(pair.d_pool, target, 21))
 
 
 async def test_everything_cached_waits_for_the_commit_only(pair: Pair) -> None:

@@ -93,6 +93,44 @@ def test_of_unequal_blocks_the_larger_ones_are_copied_nowhere(
     assert Move(2, 4, 0, 8).num_in_place() == (0, 2 * layout.bytes_per_block)
 
 
+@pytest.mark.parametrize(("start", "end"), [(0, 13), (3, 14), (3, 13), (5, 7), (1, 10)])
+def test_parts_of_blocks_are_sent_as_they_were_copied_ahead(
+    start: int, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = make_layout(4)
+    pool = make_pool(layout, NUM_BLOCKS, seed=3)
+    ids, wire = [7, 2, 9, 4], Wire()
+    blocks = PoolBlocks(pool, layout)
+    ranges = MessageRanges(blocks, theirs=layout)
+    order = RangeOrder(block_ids=ids, token_start=start, token_end=end, timeout_s=5.0)
+    ranges.prepare_send(order)
+    monkeypatch.setattr(blocks, "gather", None)  # nothing is left to gather
+    target, target_ids = make_pool(layout, NUM_BLOCKS), [3, 11, 5, 8]
+    receiver = MessageRanges(PoolBlocks(target, layout), theirs=layout)
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(
+            ranges.send_range, make_link(wire, is_sender=True), order, alter=None
+        )
+        receiver.receive_range(
+            make_link(wire, is_sender=False),
+            RangeOrder(block_ids=target_ids, token_start=start, token_end=end, timeout_s=5.0),
+            alter=None,
+            is_wanted=True,
+        )
+        sending.result()
+    sent = tokens_of(pool, ids, end)[start:]
+    assert torch.equal(sent, tokens_of(target, target_ids, end)[start:])
+
+
+def test_of_unequal_blocks_nothing_is_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = PoolBlocks(make_pool(make_layout(4), NUM_BLOCKS), make_layout(4))
+    ranges = MessageRanges(blocks, theirs=make_layout(2))
+    monkeypatch.setattr(blocks, "gather", None)
+    ranges.prepare_send(
+        RangeOrder(block_ids=[7, 2, 9, 4], token_start=0, token_end=16, timeout_s=5.0)
+    )
+
+
 def test_what_nobody_wants_any_more_passes_by() -> None:
     move = Move(4, 4, 0, 14, is_wanted=False)
     assert move.num_in_place()[1] == 0
