@@ -106,6 +106,18 @@ class RequestBlocks:
             self._pool.store(request.block_ids[number], hashes[number])
         request.num_stored_blocks = num_full
 
+    def store_arrived(self, request: Request) -> None:
+        """The same for a request that has not run here yet; its blocks give way to equal ones.
+
+        Requests with a common prefix whose KV arrived at the same time share it from here on.
+        """
+        self.store_computed(request)
+        hashes = self._full_hashes(request, request.num_computed_tokens)
+        shared = self._pool.find_prefix(hashes)
+        self._pool.acquire(shared)
+        self._pool.free(request.block_ids[: len(shared)])
+        request.block_ids[: len(shared)] = shared
+
     def _num_spare(self, request: Request, num_tokens: int) -> int:
         """Blocks its other choices need beside those they will share."""
         num_shared = request.num_tokens // self._block_size

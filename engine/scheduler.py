@@ -71,7 +71,7 @@ class Scheduler:
     def activate(self, request: Request) -> None:
         """All KV of a reserved request has arrived; the caller adds its next token, or forks it."""
         request.num_computed_tokens = request.num_tokens
-        self._blocks.store_computed(request)
+        self._blocks.store_arrived(request)
         self.queues.activate(request)
 
     # The two verbs

@@ -86,10 +86,9 @@ class MessageRanges:
         """
         placed = self._cut(order)
         if self._can_use_slabs and self._blocks.device.type == "cpu":
-            placed = [
-                (piece, self._gather(order, piece) if place is None else place)
-                for piece, place in placed
-            ]
+            for index, (piece, place) in enumerate(placed):
+                if place is None and not piece.as_slabs:
+                    placed[index] = piece, self._gather(order, piece)
         order.plan = placed
 
     def send_range(self, link: PostingLink, order: RangeOrder, *, alter: Alter | None) -> int:

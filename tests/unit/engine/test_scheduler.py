@@ -248,6 +248,25 @@ def test_an_activated_request_waits_for_a_place_and_keeps_its_blocks():
     assert request.token_ids[4:] == [7, 99]
 
 
+def test_what_arrived_twice_is_kept_once():
+    scheduler = make_scheduler()
+    requests = [make_request(name, [*prompt(9), last]) for name, last in (("a", 7), ("b", 8))]
+    for request in requests:
+        assert scheduler.reserve(request) is not None
+    for request in requests:
+        scheduler.activate(request)
+        request.token_ids.append(7)
+    one, other = (request.block_ids for request in requests)
+    assert one[:2] == other[:2]
+    assert not set(one[2:]) & set(other[2:])
+    assert scheduler._pool.counts().used == 4
+    assert step(scheduler) == {"a": 1, "b": 1}
+    for request in requests:
+        scheduler.remove(request)
+    assert scheduler._pool.counts().cached == 2
+    scheduler.check_integrity([])
+
+
 def test_uncached_tokens_count_what_nobody_has_computed():
     scheduler = make_scheduler(max_num_seqs=1)
     add(scheduler, "a", 8)

@@ -155,6 +155,7 @@ async def test_what_has_to_be_gathered_of_a_prompt_is_before_it_is_asked_for(
         gather(*args, **options)
 
     monkeypatch.setattr(PoolBlocks, "gather", note)
+    monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", pair.p_layout.bytes_per_block)
     _, source, target = await hand_over(pair, 21, chunk=21)
     assert num_fetches == [0]
     assert torch.equal(tokens_of(pair.p_pool, source, 21), tokens_of(pair.d_pool, target, 21))

@@ -98,6 +98,7 @@ def test_parts_of_blocks_are_sent_as_they_were_copied_ahead(
     start: int, end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = make_layout(4)
+    monkeypatch.setattr("kv_transfer.message_ranges.PIECE_BYTES", layout.bytes_per_block)
     pool = make_pool(layout, NUM_BLOCKS, seed=3)
     ids, wire = [7, 2, 9, 4], Wire()
     blocks = PoolBlocks(pool, layout)
